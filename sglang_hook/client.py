@@ -1,0 +1,159 @@
+"""The REQ socket: an answer within the deadline or the cause of its absence; never an exception.
+
+After a miss the breaker is open: nothing is waited for until the sidecar gives a sign of life. That
+is the late answer itself or the answer to a probe, both looked for without blocking.
+"""
+
+import os
+import time
+from collections.abc import Callable
+
+import zmq
+
+from sidecar import wire
+from sidecar.errors import PeerError
+
+# Queries and probes that may wait for a silent sidecar before they are dropped at once.
+SEND_QUEUE = 64
+
+
+class SidecarClient:
+    """One query at a time, from one thread (the controller's loop).
+
+    deadline_ms: longest wait; misses: consecutive unanswered queries that open the breaker;
+    probe: builds an empty query; clock: monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        endpoint: str,
+        deadline_ms: int,
+        misses: int,
+        probe_interval: float,
+        probe: Callable[[], bytes],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.endpoint = endpoint
+        self.deadline_ms = deadline_ms
+        self.misses_to_open = misses
+        self.probe_interval = probe_interval
+        self.probe = probe
+        self.clock = clock
+        self.open = True
+        """Whether the breaker is open; it starts so: nobody waits for a sidecar never heard of."""
+        self.heard: Callable[[wire.Reply], None] = lambda reply: None
+        self._silence = "unreachable"
+        """Cause while the breaker is open: is nobody there, or somebody who does not answer?"""
+        self._misses = 0
+        self._next_probe = 0.0
+        self._socket: zmq.Socket[bytes] | None = None
+        self._pid = -1
+
+    def ask(self, payload: bytes, seq: int) -> wire.Reply | str:
+        """Send an encoded query; return the reply, or why there is none (a bypass cause)."""
+        if self.open and not self._alive():
+            return self._silence
+        try:
+            socket = self._connected()
+            socket.send(payload, zmq.NOBLOCK)
+        except zmq.ZMQError as error:
+            return self._unreachable(error)
+        try:
+            data = socket.recv()
+        except zmq.Again:
+            return self._missed()
+        except zmq.ZMQError as error:
+            return self._unreachable(error)
+        return self._read(data, seq)
+
+    def greet(self, patience_ms: int = 250) -> None:
+        """Meet the sidecar before the first request; waits, so only for the start of a process."""
+        try:
+            socket = self._connected()
+            if socket.poll(patience_ms, zmq.POLLOUT) and not self._alive():
+                socket.poll(patience_ms, zmq.POLLIN)
+                self._alive()
+        except zmq.ZMQError as error:
+            self._unreachable(error)
+
+    def close(self) -> None:
+        """Drop the socket; the next query makes another."""
+        socket, self._socket = self._socket, None
+        # A socket inherited through fork belongs to the parent.
+        if socket is not None and self._pid == os.getpid():
+            socket.close(0)
+
+    def _unreachable(self, error: zmq.ZMQError) -> str:
+        """Nobody is connected, the queue to a silent sidecar is full, or the socket is broken."""
+        self.open = True
+        self._silence = "unreachable"
+        if error.errno != zmq.EAGAIN:
+            self.close()
+        return self._silence
+
+    def _missed(self) -> str:
+        """Nothing came within the deadline."""
+        self._misses += 1
+        if self._misses >= self.misses_to_open:
+            self.open = True
+            self._silence = "breaker_open"
+            self._next_probe = self.clock() + self.probe_interval
+        return "deadline"
+
+    def _read(self, data: bytes, seq: int) -> wire.Reply | str:
+        self._misses = 0
+        try:
+            answer = wire.decode_answer(data)
+        except PeerError:
+            return "malformed"
+        if isinstance(answer, wire.Refusal):
+            return "refused"
+        if answer.seq != seq:
+            return "mismatched"
+        self.heard(answer)
+        return answer
+
+    def _alive(self) -> bool:
+        """Look for a sign of life without waiting; probe if it is time to. Closes the breaker."""
+        try:
+            socket = self._connected()
+            if int(socket.get(zmq.EVENTS)) & zmq.POLLIN:
+                self.open = False
+                self._misses = 0
+                self._note(socket.recv(zmq.NOBLOCK))
+                return True
+            if self.clock() >= self._next_probe:
+                self._next_probe = self.clock() + self.probe_interval
+                socket.send(self.probe(), zmq.NOBLOCK)
+                self._silence = "breaker_open"
+        except zmq.ZMQError as error:
+            self._unreachable(error)
+        return False
+
+    def _note(self, data: bytes) -> None:
+        """Learn what the active policy wants from a probe's answer."""
+        try:
+            answer = wire.decode_answer(data)
+        except PeerError:
+            return
+        if isinstance(answer, wire.Reply):
+            self.heard(answer)
+
+    def _connected(self) -> "zmq.Socket[bytes]":
+        if self._socket is None or self._pid != os.getpid():
+            self._pid = os.getpid()
+            socket: zmq.Socket[bytes] = zmq.Context().socket(zmq.REQ)
+            # RELAXED: a lost answer does not block the next query; CORRELATE: a late answer is
+            # dropped by its id; IMMEDIATE: with nobody connected a send fails instead of queueing.
+            socket.setsockopt(zmq.REQ_RELAXED, 1)
+            socket.setsockopt(zmq.REQ_CORRELATE, 1)
+            socket.setsockopt(zmq.IMMEDIATE, 1)
+            socket.setsockopt(zmq.LINGER, 0)
+            socket.setsockopt(zmq.SNDHWM, SEND_QUEUE)
+            socket.setsockopt(zmq.RCVTIMEO, self.deadline_ms)
+            socket.setsockopt(zmq.RECONNECT_IVL, 20)
+            socket.setsockopt(zmq.RECONNECT_IVL_MAX, 200)
+            socket.setsockopt(zmq.MAXMSGSIZE, wire.MAX_MESSAGE_BYTES)
+            socket.connect(self.endpoint)
+            self._socket = socket
+        return self._socket

@@ -1,0 +1,229 @@
+"""The controller side: builds queries, remembers facts, decides locally when nobody answers.
+
+Knows no name of SGLang's; `patches` brings the requests in as `Dispatch` and takes ranks out.
+"""
+
+import time
+from array import array
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from sidecar import hashing, wire
+
+
+class Dispatch(NamedTuple):
+    """One request to place."""
+
+    routing_key: str | None
+    tokens: Any
+    """Prompt token ids, shape (n,): list, array or numpy array; None if the prompt has none."""
+    namespace: tuple[str | None, ...]
+    """What separates radix caches: extra_key, cache_salt, LoRA id."""
+    session: str | None = None
+    """Id of an SGLang session, whose state lives in one scheduler."""
+
+
+class LastRanks:
+    """Least-recently-used table: affinity hash -> (rank, monotonic seconds), bounded."""
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self._table: OrderedDict[int, tuple[int, float]] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._table)
+
+    def get(self, affinity: int) -> tuple[int, float] | None:
+        return self._table.get(affinity)
+
+    def put(self, affinity: int, rank: int, now: float) -> None:
+        table = self._table
+        table[affinity] = (rank, now)
+        table.move_to_end(affinity)
+        if len(table) > self.capacity:
+            table.popitem(last=False)
+
+
+class SentCounters:
+    """Requests and prompt tokens sent to each rank by any path since the process started."""
+
+    def __init__(self) -> None:
+        self._counts: dict[int, list[int]] = {}
+
+    def count(self, rank: int, tokens: int) -> None:
+        entry = self._counts.get(rank)
+        if entry is None:
+            entry = self._counts[rank] = [0, 0]
+        entry[0] += 1
+        entry[1] += tokens
+
+    def of(self, ranks: Sequence[int]) -> tuple[list[int], list[int]]:
+        """Requests and tokens of each of `ranks`."""
+        counts = [self._counts.get(rank, (0, 0)) for rank in ranks]
+        return [entry[0] for entry in counts], [entry[1] for entry in counts]
+
+
+class Chooser:
+    """Asks the sidecar for ranks; decides by itself when it must.
+
+    ask: (encoded query, seq) -> reply or bypass cause; live_ranks: ascending ids of the live ranks.
+    """
+
+    def __init__(
+        self,
+        instance: str,
+        epoch: int,
+        about: dict[str, str],
+        ask: Callable[[bytes, int], wire.Reply | str],
+        live_ranks: Callable[[], list[int]],
+        last_rank_keys: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.instance = instance
+        self.epoch = epoch
+        self.about = about
+        self.ask = ask
+        self.live_ranks = live_ranks
+        self.clock = clock
+        self.sent = SentCounters()
+        self.last_ranks = LastRanks(last_rank_keys)
+        self.bypassed: Counter[str] = Counter()
+        self.abstained: Counter[str] = Counter()
+        self.want = wire.Want()
+        self._seq = 0
+        self._boot: int | None = None
+        self._news = 0
+        """Counts changes of `bypassed` and `abstained`."""
+        self._told: int | None = None
+        """`_news` that the sidecar knows; None: it knows nothing of us."""
+        self._telling: tuple[int, bool] = (0, False)
+        """`_news` in the query under way, and whether it tells everything."""
+
+    def choose(self, dispatches: Sequence[Dispatch]) -> list[int | None]:
+        """A live rank for each request, in one query; None: SGLang's own method decides."""
+        live = self.live_ranks()
+        if not live:
+            self.bypass("no_live_rank", len(dispatches))
+            return [None] * len(dispatches)
+        now = self.clock()
+        placed = [self._facts(dispatch, now) for dispatch in dispatches]
+        # A session's state lives in one scheduler: no guard may move it, so nobody is asked.
+        asked = [i for i, dispatch in enumerate(dispatches) if not dispatch.session]
+        if len(asked) < len(dispatches):
+            self.bypass("session", len(dispatches) - len(asked))
+        chosen: list[int | None] = [None] * len(dispatches)
+        for position, rank in zip(
+            asked, self._remote([placed[i][0] for i in asked], live), strict=True
+        ):
+            chosen[position] = rank
+        for position, (_, affinity) in enumerate(placed):
+            if affinity is None:
+                continue
+            rank = chosen[position]
+            if rank is None:
+                rank = chosen[position] = self._local(affinity, live)
+            self.last_ranks.put(affinity, rank, now)
+        return chosen
+
+    def bypass(self, cause: str, requests: int = 1) -> None:
+        """Count requests decided without the sidecar."""
+        self.bypassed[cause] += requests
+        self._news += 1
+
+    def abstain(self, cause: str) -> None:
+        """Count a request that is SGLang's to place."""
+        self.abstained[cause] += 1
+        self._news += 1
+
+    def remember(self, dispatch: Dispatch, rank: int) -> None:
+        """Note where a request went that was not ours to place (an explicit rank)."""
+        now = self.clock()
+        _, affinity = self._facts(dispatch, now)
+        if affinity is not None:
+            self.last_ranks.put(affinity, rank, now)
+
+    def probe(self) -> bytes:
+        """An encoded query without requests, which tells every fact."""
+        return self._query([], self.live_ranks(), everything=True)
+
+    def heard(self, reply: wire.Reply) -> None:
+        """Learn from a reply what the policy wants, and what the sidecar knows by now."""
+        self.want = reply.want
+        news, everything = self._telling
+        known = everything or reply.boot == self._boot
+        # A new sidecar knows of the past only what a query told it: tell it all next time.
+        self._told = news if known else None
+        self._boot = reply.boot
+
+    def _facts(self, dispatch: Dispatch, now: float) -> tuple[wire.RequestFacts, int | None]:
+        """What the sidecar is told of a request, and its affinity hash."""
+        want = self.want
+        key = hashing.normalize_key(dispatch.routing_key or dispatch.session)
+        tokens = dispatch.tokens if dispatch.tokens is not None else array("q")
+        affinity = hashing.key_hash(key) if key else None
+        namespace, prefix, blocks = 0, None, []
+        if want.block_tokens or (want.prefix_tokens and (want.prefix_with_key or not key)):
+            namespace = hashing.namespace_hash(*dispatch.namespace)
+            if want.prefix_tokens and (want.prefix_with_key or not key):
+                prefix = hashing.prefix_hash(tokens, want.prefix_tokens, namespace)
+            if want.block_tokens:
+                blocks = hashing.block_hashes(tokens, want.block_tokens, want.max_blocks, namespace)
+        if affinity is None:
+            affinity = prefix
+        last = None if affinity is None else self.last_ranks.get(affinity)
+        rank, age = (-1, -1) if last is None else (last[0], int((now - last[1]) * 1000))
+        facts = wire.RequestFacts(key, namespace, len(tokens), prefix, blocks, rank, age)
+        return facts, affinity
+
+    def _remote(self, facts: list[wire.RequestFacts], live: list[int]) -> list[int | None]:
+        """Ask the sidecar; None where it gave no live rank. Counts every cause."""
+        if not facts:
+            return []
+        nothing: list[int | None] = [None] * len(facts)
+        query = self._query(facts, live) if len(facts) <= wire.MAX_BATCH else b""
+        if not 0 < len(query) <= wire.MAX_MESSAGE_BYTES:
+            self.bypass("oversized", len(facts))
+            return nothing
+        answer = self.ask(query, self._seq)
+        if isinstance(answer, str):
+            self.bypass(answer, len(facts))
+            return nothing
+        if len(answer.ranks) != len(facts):
+            self.bypass("malformed", len(facts))
+            return nothing
+        ranks = [rank if rank in live else None for rank in answer.ranks]
+        if None in ranks:
+            self.bypass("invalid_rank", ranks.count(None))
+        return ranks
+
+    def _local(self, affinity: int, live: list[int]) -> int:
+        """Last rank of the key if alive, else its rendezvous rank."""
+        last = self.last_ranks.get(affinity)
+        if last is not None and last[0] in live:
+            return last[0]
+        return hashing.preferred(affinity, live)
+
+    def _query(
+        self, facts: list[wire.RequestFacts], live: list[int], *, everything: bool = False
+    ) -> bytes:
+        self._seq += 1
+        sent, sent_tokens = self.sent.of(live)
+        everything = everything or self._told is None
+        news = everything or self._told != self._news
+        self._telling = (self._news, everything)
+        return wire.encode(
+            wire.Query(
+                wire.VERSION,
+                self._seq,
+                self.instance,
+                self.epoch,
+                live,
+                sent,
+                sent_tokens,
+                facts,
+                dict(self.bypassed) if news else None,
+                dict(self.abstained) if news else None,
+                self.about if everything else None,
+            )
+        )

@@ -1,0 +1,230 @@
+"""All settings: one frozen struct, one table of defaults, validated once.
+
+Precedence: flag, environment, file, default. The default file in deploy/config/, the flags, their
+help and the names of the environment variables are all made from the structs below.
+"""
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+
+import msgspec
+from msgspec import Meta
+
+from sidecar.errors import ConfigError
+from sidecar.policies import REGISTRY
+from sidecar.policies.prefix_affinity import PrefixAffinityParams
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+ENV_PREFIX = "DP_SIDECAR_"
+
+
+class ServeConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    endpoint: Annotated[
+        str,
+        Meta(
+            description="Query socket, ipc://PATH or tcp://HOST:PORT; load reports go to "
+            "PATH.reports or the next port"
+        ),
+    ] = "ipc:///run/sglang-dp-sidecar/query.sock"
+    allow_insecure_tcp: Annotated[
+        bool, Meta(description="Accept a tcp:// endpoint, which is neither encrypted nor guarded")
+    ] = False
+    stale_seconds: Annotated[
+        float,
+        Meta(
+            ge=0.1,
+            le=3600,
+            description="A rank without a load report for this long is avoided while others report",
+        ),
+    ] = 5.0
+    max_instances: Annotated[
+        int, Meta(ge=1, le=4096, description="SGLang servers served at a time")
+    ] = 64
+    drain_seconds: Annotated[
+        float, Meta(ge=0, le=60, description="Longest time to answer what is queued when stopping")
+    ] = 1.0
+
+
+class AdminConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    host: Annotated[
+        str, Meta(min_length=1, description="Address of /metrics, /healthz, /readyz, /status")
+    ] = "127.0.0.1"
+    port: Annotated[int, Meta(ge=0, le=65535, description="Its port; 0: no HTTP at all")] = 9477
+
+
+class LogConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    level: Annotated[
+        Literal["debug", "info", "warning", "error"], Meta(description="Least severe line logged")
+    ] = "info"
+    format: Annotated[
+        Literal["text", "json"], Meta(description="One line an event, as text or as JSON")
+    ] = "text"
+
+
+class PolicyConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    name: Annotated[str, Meta(description="Policy in force: " + ", ".join(REGISTRY))] = (
+        "prefix_affinity"
+    )
+    prefix_affinity: PrefixAffinityParams = PrefixAffinityParams()
+
+    def params(self) -> dict[str, Any]:
+        """Parameters of the policy in force."""
+        section = getattr(self, self.name, None)
+        return msgspec.to_builtins(section) if isinstance(section, msgspec.Struct) else {}
+
+
+class Config(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    """Everything that `sglang-dp-sidecar serve` can be told."""
+
+    serve: ServeConfig = ServeConfig()
+    admin: AdminConfig = AdminConfig()
+    log: LogConfig = LogConfig()
+    policy: PolicyConfig = PolicyConfig()
+
+
+Loader = Callable[[], Config]
+"""Reads the configuration again; raises ConfigError."""
+
+
+class Key(msgspec.Struct, frozen=True):
+    """One setting: where it stands and what it is called."""
+
+    path: tuple[str, ...]
+    default: Any
+    description: str
+    choices: tuple[str, ...] = ()
+
+    @property
+    def flag(self) -> str:
+        """`--endpoint`, `--admin-port`, `--policy`, `--prefix-affinity-max-load-skew`."""
+        return "--" + self._words("-")
+
+    @property
+    def env(self) -> str:
+        """`DP_SIDECAR_ENDPOINT`, `DP_SIDECAR_ADMIN_PORT`, ..."""
+        return ENV_PREFIX + self._words("_").upper()
+
+    def _words(self, joint: str) -> str:
+        # The keys of [serve] go without their section: --endpoint, which the hook reads too.
+        short = self.path[1:] if self.path[0] == "serve" or len(self.path) > 2 else self.path
+        if short[-1] == "name":
+            short = short[:-1]
+        return joint.join(short).replace("_", joint)
+
+
+def settings(struct: type[msgspec.Struct] = Config, path: tuple[str, ...] = ()) -> Iterator[Key]:
+    """Every setting, in the order of the file."""
+    hints = get_type_hints(struct, include_extras=True)
+    fields = {field.name: field for field in msgspec.structs.fields(struct)}
+    for name, hint in hints.items():
+        if isinstance(hint, type) and issubclass(hint, msgspec.Struct):
+            yield from settings(hint, (*path, name))
+        else:
+            meta = next(m for m in hint.__metadata__ if m.description)
+            base = hint.__origin__
+            choices = get_args(base) if get_origin(base) is Literal else ()
+            yield Key((*path, name), fields[name].default, meta.description, choices)
+
+
+def load(
+    file: str | os.PathLike[str] | None,
+    env: Mapping[str, str],
+    flags: Mapping[str, str],
+) -> Config:
+    """Build the configuration.
+
+    file: TOML, or None; env: environment; flags: values by name of flag ("--admin-port").
+    Raises ConfigError, which names the key and the bound.
+    """
+    config = _convert(_read(file) if file else {}, Config(), str(file), strict=True)
+    for source, given in (("environment", env), ("flag", flags)):
+        config = _convert(_overrides(source, given), config, source, strict=False)
+    if config.policy.name not in REGISTRY:
+        raise ConfigError(
+            f"policy.name: no policy {config.policy.name!r}; there are {', '.join(REGISTRY)}"
+        )
+    return config
+
+
+def _overrides(source: str, given: Mapping[str, str]) -> dict[str, Any]:
+    """The settings of a flat source as a tree."""
+    tree: dict[str, Any] = {}
+    for key in settings():
+        name = key.env if source == "environment" else key.flag
+        if name not in given:
+            continue
+        node = tree
+        for part in key.path[:-1]:
+            node = node.setdefault(part, {})
+        node[key.path[-1]] = given[name]
+    return tree
+
+
+def _read(file: str | os.PathLike[str]) -> dict[str, Any]:
+    try:
+        return tomllib.loads(Path(file).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(f"{file}: {error}") from None
+
+
+def _convert(tree: dict[str, Any], base: Config, source: str, *, strict: bool) -> Config:
+    """Lay `tree` over `base`; `strict=False` reads numbers and booleans from text."""
+    try:
+        checked = msgspec.convert(tree, Config, strict=strict)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{source}: {_explain(str(error))}") from None
+    merged = _merge(msgspec.to_builtins(base), _only(tree, msgspec.to_builtins(checked)))
+    return msgspec.convert(merged, Config)
+
+
+def _explain(error: str) -> str:
+    """msgspec's message, with the choices where it names only the wrong one."""
+    error = error.replace("`$.", "`")
+    for key in settings():
+        if key.choices and error.endswith(f"`{'.'.join(key.path)}`"):
+            error += f", one of {', '.join(key.choices)}"
+    return error
+
+
+def _only(shape: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
+    """The entries of `values` that `shape` has too."""
+    return {
+        name: _only(part, values[name]) if isinstance(part, dict) else values[name]
+        for name, part in shape.items()
+    }
+
+
+def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+    merged = dict(base)
+    for name, part in over.items():
+        merged[name] = _merge(merged[name], part) if isinstance(part, dict) else part
+    return merged
+
+
+def render(config: Config) -> str:
+    """The configuration as a commented TOML file; `load` reads it back unchanged."""
+    lines: list[str] = []
+    section: tuple[str, ...] = ()
+    values = msgspec.to_builtins(config)
+    for key in settings():
+        if key.path[:-1] != section:
+            section = key.path[:-1]
+            lines += ["", f"[{'.'.join(section)}]"]
+        value = values
+        for part in key.path:
+            value = value[part]
+        lines += [f"# {key.description}. {key.flag}, {key.env}", f"{key.path[-1]} = {_toml(value)}"]
+    return "\n".join(lines).lstrip() + "\n"
+
+
+def _toml(value: Any) -> str:
+    # A JSON string, number or boolean is a TOML one, but for DEL, which TOML wants escaped.
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

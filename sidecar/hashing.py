@@ -1,0 +1,124 @@
+"""Hashes that hook and sidecar must agree on, in every process and on every machine.
+
+All are XXH3-64 (xxhash, seeded); docs/protocol.md gives them byte for byte, tests pin golden
+vectors. Nothing here depends on Python's `hash()`, which differs between processes.
+"""
+
+import sys
+from array import array
+from collections.abc import Iterable, Sequence
+from itertools import repeat
+from typing import Any
+
+from xxhash import xxh3_64_intdigest, xxh3_128_digest
+
+from sidecar.wire import MAX_KEY_BYTES
+
+# Seeds keep the domains apart: a routing key never collides by construction with a prefix hash.
+KEY_SEED = 0x6B6579  # "key"
+NAMESPACE_SEED = 0x6E616D65  # "name"
+PREFIX_SEED = 0x70726566  # "pref"
+BLOCK_SEED = 0x626C6F63  # "bloc"
+_MASK = (1 << 64) - 1
+
+
+def normalize_key(key: str | bytes | None) -> bytes:
+    """Routing key as it travels: at most MAX_KEY_BYTES; b"" for none, empty or blank.
+
+    A longer key becomes `xxh128:` and its 16-byte digest: its rank is as stable, the wire bounded.
+    Lone surrogates, which HTTP headers can smuggle in, are encoded rather than refused.
+    """
+    if key is None:
+        return b""
+    if isinstance(key, bytes):
+        if not key.strip() or (not key.isascii() and not key.decode(errors="replace").strip()):
+            return b""
+        data = key
+    else:
+        if not key.strip():
+            return b""
+        data = key.encode(errors="surrogatepass")
+    if len(data) <= MAX_KEY_BYTES:
+        return data
+    return b"xxh128:" + xxh3_128_digest(data, KEY_SEED)
+
+
+def key_hash(key: bytes) -> int:
+    """64-bit affinity hash of a normalized, non-empty routing key."""
+    return xxh3_64_intdigest(key, KEY_SEED)
+
+
+def namespace_hash(*parts: str | None) -> int:
+    """64-bit hash of what separates radix caches: extra_key, cache_salt, LoRA; 0 if all are None.
+
+    Each part is one byte (0 for None, else 1), its length (8 bytes, little-endian) and its UTF-8
+    bytes, so that ("a", "bc") and ("ab", "c") differ.
+    """
+    if not any(part is not None for part in parts):
+        return 0
+    data = bytearray()
+    for part in parts:
+        raw = b"" if part is None else part.encode(errors="surrogatepass")
+        data += bytes([part is not None]) + len(raw).to_bytes(8, "little") + raw
+    return xxh3_64_intdigest(bytes(data), NAMESPACE_SEED)
+
+
+def prefix_hash(tokens: Iterable[int], count: int, namespace: int = 0) -> int | None:
+    """64-bit hash of the first `count` tokens within a cache namespace; None without tokens.
+
+    tokens: token ids, shape (n,), as list, tuple, array or numpy array of any integer type. Each is
+    hashed as 8 bytes, little-endian, so that equal ids hash equally whatever held them.
+    """
+    data = token_bytes(tokens, count)
+    if not data:
+        return None
+    return xxh3_64_intdigest(data, PREFIX_SEED ^ namespace)
+
+
+def block_hashes(
+    tokens: Iterable[int], block_tokens: int, max_blocks: int, namespace: int = 0
+) -> list[int]:
+    """Chained hashes of the leading full blocks: two prompts share the first k exactly if they
+    share the first k * block_tokens tokens and the namespace. Shape (<= max_blocks,)."""
+    data = memoryview(token_bytes(tokens, block_tokens * max_blocks))
+    step = 8 * block_tokens
+    chained: list[int] = []
+    seed = BLOCK_SEED ^ namespace
+    for end in range(step, len(data) + 1, step):
+        seed = xxh3_64_intdigest(data[end - step : end], seed)
+        chained.append(seed)
+    return chained
+
+
+def token_bytes(tokens: Any, count: int) -> bytes | memoryview:
+    """The first `count` token ids as little-endian 64-bit integers."""
+    if isinstance(tokens, array) and tokens.typecode == "q":
+        head = tokens
+    else:
+        some = tokens[:count]
+        head = array("q", some.tolist() if hasattr(some, "tolist") else some)
+    if sys.byteorder == "big":
+        head = head[:count]
+        head.byteswap()
+    return memoryview(head).cast("B")[: 8 * count]
+
+
+def rank_bytes(ranks: Iterable[int]) -> list[bytes]:
+    """Hash input of each rank id: 8 bytes, little-endian."""
+    return [rank.to_bytes(8, "little") for rank in ranks]
+
+
+def scores(affinity: int, ranks: Sequence[bytes]) -> list[int]:
+    """Rendezvous (HRW) score of each rank for an affinity hash; the highest is preferred.
+
+    A score depends on the key and the rank's id alone (Thaler and Ravishankar 1998): a rank that
+    leaves moves only its own keys, and the order of the candidates does not matter.
+    """
+    return list(map(xxh3_64_intdigest, ranks, repeat(affinity & _MASK)))
+
+
+def preferred(affinity: int, ranks: Sequence[int]) -> int:
+    """Rank id with the highest rendezvous score. Raises ValueError if there is none."""
+    ordered = sorted(ranks)
+    values = scores(affinity, rank_bytes(ordered))
+    return ordered[values.index(max(values))]

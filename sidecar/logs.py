@@ -1,0 +1,55 @@
+"""Logging: one line an event, text or JSON; events that can repeat are rate-limited."""
+
+import json
+import logging
+import time
+from collections.abc import Callable
+
+logger = logging.getLogger("sglang_dp_sidecar")
+
+
+class JsonFormatter(logging.Formatter):
+    """{"time", "level", "event"} in one line; "traceback" where there is one."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line = {
+            "time": self.formatTime(record, "%Y-%m-%dT%H:%M:%S%z"),
+            "level": record.levelname.lower(),
+            "event": record.getMessage(),
+        }
+        if record.exc_info:
+            line["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(line, ensure_ascii=False)
+
+
+def configure(level: str, form: str) -> None:
+    """Log to standard error; called again on reload."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(
+        JsonFormatter()
+        if form == "json"
+        else logging.Formatter("%(asctime)s %(levelname)s sglang-dp-sidecar: %(message)s")
+    )
+    logger.handlers[:] = [handler]
+    logger.setLevel(level.upper())
+    logger.propagate = False
+
+
+class RateLimit:
+    """At most one line a period for each kind of event; the next says how many were left out."""
+
+    def __init__(self, period: float = 10.0, clock: Callable[[], float] = time.monotonic) -> None:
+        self.period = period
+        self.clock = clock
+        self._last: dict[str, float] = {}
+        self._held: dict[str, int] = {}
+
+    def warning(self, kind: str, text: str) -> None:
+        """Log `text`, unless an event of this kind was logged within the period."""
+        now = self.clock()
+        if now - self._last.get(kind, -self.period) < self.period:
+            self._held[kind] = self._held.get(kind, 0) + 1
+            return
+        self._last[kind] = now
+        held = self._held.pop(kind, 0)
+        logger.warning("%s%s", text, f" ({held} more like it not shown)" if held else "")

@@ -1,0 +1,78 @@
+"""What a policy is: it orders the ranks, a guard admits them, a reason says what happened."""
+
+from collections.abc import Callable
+from typing import Any, ClassVar, NamedTuple, Protocol
+
+import msgspec
+
+from sidecar.budget import LoadView
+from sidecar.wire import RequestFacts, Want
+
+
+class Reason:
+    """Why a rank was chosen; each is a value of the metric label `reason`.
+
+    Plain strings: hashing an Enum member is a Python call, and every decision counts its reason.
+    """
+
+    AFFINITY_HIT = "affinity_hit"
+    """The rank preferred by the routing key."""
+    SPILL = "spill"
+    """A later candidate: the guard found the preferred rank overloaded."""
+    STALE_SKIP = "stale_skip"
+    """A later candidate: the preferred rank's load reports are stale."""
+    TOKEN_AFFINITY_HIT = "token_affinity_hit"
+    TOKEN_SPILL = "token_spill"
+    TOKEN_STALE_SKIP = "token_stale_skip"
+    """The same three for the token-prefix key."""
+    FALLBACK = "fallback"
+    """No affinity key: the load-aware method decided."""
+    ROUND_ROBIN = "round_robin"
+    LEAST_REQUESTS = "least_requests"
+    LEAST_TOKENS = "least_tokens"
+    POLICY_ERROR = "policy_error"
+    """The policy failed; the rank with the fewest requests was taken."""
+
+
+class Choice(NamedTuple):
+    """A decision: positions in the load view, not rank ids."""
+
+    position: int
+    reason: str
+    preferred: int = -1
+    """Position of the preferred rank; -1 where there was no affinity key."""
+
+
+class NoParams(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    """Parameters of a policy that has none."""
+
+
+class Policy(Protocol):
+    """Chooses a rank from facts and loads; keeps no state that a restart would miss."""
+
+    name: ClassVar[str]
+    Params: ClassVar[type[msgspec.Struct]]
+    want: Want
+    """What the hook must compute for this policy."""
+    params: Any
+
+    def __init__(self, params: Any) -> None: ...
+
+    def choose(self, facts: RequestFacts, view: LoadView) -> Choice:
+        """Choose a live rank for one request. `view` has at least one rank."""
+        ...
+
+
+LoadMethod = Callable[[LoadView, int], int]
+"""Position of the rank that a load-aware method takes: (view, prompt tokens) -> position."""
+
+
+def next_of(view: LoadView, tied: list[int]) -> int:
+    """The first of the `tied` positions (ascending) after the rank chosen last, cyclically.
+
+    So equals take turns, and a rank that left or came does not shift the others' turns.
+    """
+    ranks = view.ranks
+    position = next((i for i in tied if ranks[i] > view.cursor), tied[0])
+    view.cursor = ranks[position]
+    return position

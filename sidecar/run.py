@@ -1,0 +1,121 @@
+"""`sglang-dp-sidecar run`: the sidecar and an SGLang server beside it, as one command.
+
+The server decides how long it lives: its exit code is ours, signals go to it, and the sidecar is
+started again whenever it dies. SGLang serves without it meanwhile.
+"""
+
+import asyncio
+import ctypes
+import os
+import signal
+import sys
+import time
+from asyncio.subprocess import Process
+from collections.abc import Mapping, Sequence
+
+from sidecar.config import Config
+from sidecar.errors import ConfigError
+from sidecar.logs import logger
+
+FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+# Restart pauses, seconds: the first crash costs little, a broken installation does not spin.
+FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0
+
+
+def run(
+    settings: Config,
+    config_file: str | None,
+    flags: Mapping[str, str],
+    server: Sequence[str],
+    server_module: str,
+) -> int:
+    """Run both until the server ends; return its exit code (128 + n if signal n ended it).
+
+    Raises ConfigError if no server arguments are given.
+    """
+    arguments = list(server[1:] if server[:1] == ["--"] else server)
+    if not arguments:
+        raise ConfigError("run: give the arguments of the SGLang server after --")
+    env = dict(os.environ, DP_SIDECAR_ENDPOINT=settings.serve.endpoint)
+    if settings.serve.allow_insecure_tcp:
+        env["DP_SIDECAR_ALLOW_INSECURE_TCP"] = "true"
+    sidecar = [sys.executable, "-m", "sidecar", "serve"]
+    sidecar += ["--config", config_file] if config_file else []
+    sidecar += [f"{flag}={value}" for flag, value in flags.items()]
+    return asyncio.run(
+        _run(sidecar, [sys.executable, "-m", server_module, *arguments], env), debug=False
+    )
+
+
+async def _run(sidecar: list[str], server: list[str], env: dict[str, str]) -> int:
+    loop = asyncio.get_running_loop()
+    keeper = Keeper(sidecar, env)
+    keeping = asyncio.create_task(keeper.keep())
+    process = await _start(server, env)
+    for number in FORWARDED:
+        loop.add_signal_handler(number, _send, process, number)
+    loop.add_signal_handler(signal.SIGHUP, keeper.send, signal.SIGHUP)
+    try:
+        code = await process.wait()
+    finally:
+        keeping.cancel()
+        await asyncio.gather(keeping, return_exceptions=True)
+        await keeper.stop()
+    logger.info("the server ended with %d", code)
+    return 128 - code if code < 0 else code
+
+
+class Keeper:
+    """Keeps one sidecar process alive."""
+
+    def __init__(self, command: list[str], env: dict[str, str]) -> None:
+        # The working directory must not shadow the package `sidecar`.
+        self.command, self.env = command, dict(env, PYTHONSAFEPATH="1")
+        self.process: Process | None = None
+
+    async def keep(self) -> None:
+        """Start the sidecar again and again, until cancelled."""
+        pause = FIRST_PAUSE
+        while True:
+            started = time.monotonic()
+            self.process = await _start(self.command, self.env)
+            code = await self.process.wait()
+            if time.monotonic() - started > LONGEST_PAUSE:
+                pause = FIRST_PAUSE
+            logger.warning("the sidecar ended with %d; again in %.1f s", code, pause)
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, LONGEST_PAUSE)
+
+    def send(self, number: int) -> None:
+        """Pass a signal to the sidecar, if it runs."""
+        if self.process is not None:
+            _send(self.process, number)
+
+    async def stop(self) -> None:
+        """End the sidecar: politely, then not."""
+        if self.process is None or self.process.returncode is not None:
+            return
+        _send(self.process, signal.SIGTERM)
+        try:
+            await asyncio.wait_for(self.process.wait(), 5)
+        except asyncio.TimeoutError:
+            _send(self.process, signal.SIGKILL)
+            await self.process.wait()
+
+
+async def _start(command: list[str], env: dict[str, str]) -> Process:
+    # A session of its own: Ctrl-C in a terminal reaches us alone, and we pass it on once.
+    return await asyncio.create_subprocess_exec(
+        *command, env=env, start_new_session=True, preexec_fn=_die_with_parent
+    )
+
+
+def _die_with_parent() -> None:
+    """Ask the kernel for a SIGTERM when `run` is killed: nothing it started stays behind."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def _send(process: Process, number: int) -> None:
+    if process.returncode is None:
+        process.send_signal(number)

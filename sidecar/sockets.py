@@ -1,0 +1,114 @@
+"""Binding: one sidecar an address, mode 0600, stale files taken over, other people's files kept."""
+
+import fcntl
+import os
+import stat
+from pathlib import Path
+
+import zmq
+
+from sidecar.errors import EndpointError
+from sidecar.wire import MAX_MESSAGE_BYTES, check_endpoint, report_endpoint
+
+
+class Lock:
+    """Exclusive use of an ipc path: a second bind would silently steal it (libzmq 2059)."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path + ".lock"
+        self._fd = -1
+
+    def acquire(self) -> None:
+        """Take the lock. Raises EndpointError if another sidecar holds it."""
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        try:
+            fd = os.open(self.path, flags, 0o600)
+        except OSError as error:
+            raise EndpointError(f"{self.path}: {error.strerror}") from None
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            holder = os.pread(fd, 32, 0).decode(errors="replace").strip()
+            os.close(fd)
+            raise EndpointError(f"{self.path}: held by another sidecar, pid {holder}") from None
+        os.truncate(fd, 0)
+        os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+        self._fd = fd
+
+    def release(self) -> None:
+        """Let go; safe to call twice. The file stays: removing it would race with a successor."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+def prepare_directory(path: str) -> None:
+    """Make the directory of an ipc path, mode 0700, if it is missing. Raises EndpointError."""
+    directory = Path(path).parent
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise EndpointError(
+            f"{directory}: {error.strerror}; the sidecar keeps its sockets there, see --endpoint"
+        ) from None
+
+
+def clear_stale(path: str) -> None:
+    """Remove the socket file of a dead sidecar. Raises EndpointError for any other file."""
+    try:
+        mode = os.lstat(path).st_mode
+        if not stat.S_ISSOCK(mode):
+            raise EndpointError(f"{path}: is not a socket; it is kept, choose another --endpoint")
+        os.unlink(path)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise EndpointError(f"{path}: {error.strerror}") from None
+
+
+class Sockets:
+    """The ROUTER for queries and the PULL for load reports."""
+
+    def __init__(self, endpoint: str, *, allow_tcp: bool) -> None:
+        self.endpoint = check_endpoint(endpoint, allow_tcp=allow_tcp)
+        self.context = zmq.Context()
+        self.router: zmq.Socket[bytes] = self.context.socket(zmq.ROUTER)
+        self.pull: zmq.Socket[bytes] = self.context.socket(zmq.PULL)
+        self._lock: Lock | None = None
+
+    def bind(self) -> None:
+        """Bind both. Raises EndpointError; nothing stays bound then."""
+        for socket in (self.router, self.pull):
+            # Enough for the last replies to reach their peers, little enough to exit within 2 s.
+            socket.linger = 200
+            socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
+        path = self.endpoint.removeprefix("ipc://") if self.endpoint.startswith("ipc://") else None
+        try:
+            if path is not None:
+                prepare_directory(path)
+                self._lock = Lock(path)
+                self._lock.acquire()
+            self._bind_one(self.router, self.endpoint)
+            self._bind_one(self.pull, report_endpoint(self.endpoint))
+        except EndpointError:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Close sockets, remove their files, release the lock; safe to call twice."""
+        self.context.destroy()
+        if self._lock is not None:
+            self._lock.release()
+
+    def _bind_one(self, socket: "zmq.Socket[bytes]", endpoint: str) -> None:
+        path = endpoint.removeprefix("ipc://") if endpoint.startswith("ipc://") else None
+        if path is not None:
+            clear_stale(path)
+        # The socket file gets its mode when it is made: there is no moment at which it is open.
+        before = os.umask(0o177)
+        try:
+            socket.bind(endpoint)
+        except zmq.ZMQError as error:
+            raise EndpointError(f"{endpoint}: {error.strerror}") from None
+        finally:
+            os.umask(before)
