@@ -1,0 +1,206 @@
+"""What does asking the sidecar cost over asking nobody in particular? ipc://, one query at a time.
+
+`python -m bench.roundtrip [--json]` times query to reply against a bare pyzmq REQ -> ROUTER echo of
+the same sizes, both servers in processes of their own, in blocks that take turns in one run: idle,
+under 800 load reports a second, and while /metrics is scraped ten times a second. To reach: p50
+ratio 1.20, p99 ratio 1.4 (idle and under reports), 60,000 decisions/s in batches of 64.
+"""
+
+import contextlib
+import multiprocessing as mp
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from statistics import median, quantiles
+from typing import Any
+
+import zmq
+
+from bench import report
+from bench.simulated.launch import free_port
+from sidecar import wire
+
+BLOCK = 250
+BLOCKS = 16
+BATCH = 64
+BATCHES = 400
+RANKS = 8
+REPORTS_PER_SECOND = 800
+SCRAPES_PER_SECOND = 10
+
+
+def encoded_query(seq: int, sent: list[int], requests: int) -> bytes:
+    """A query of `requests` requests, each with its own routing key and a last rank."""
+    facts = [
+        wire.RequestFacts(b"session-%06d" % (seq * requests + i), 0, 4096, None, [], i % RANKS, 900)
+        for i in range(requests)
+    ]
+    tokens = [4096 * n for n in sent]
+    query = wire.Query(wire.VERSION, seq, "bench", 1, list(range(RANKS)), sent, tokens, facts)
+    return wire.encode(query)
+
+
+def echo_server(endpoint: str, reply: bytes) -> None:
+    """The reference: a blocking ROUTER that answers everything with `reply`."""
+    router = zmq.Context().socket(zmq.ROUTER)
+    router.bind(endpoint)
+    while True:
+        frames = router.recv_multipart()
+        frames[-1] = reply
+        router.send_multipart(frames)
+
+
+def push_reports(endpoint: str) -> None:
+    """What eight busy schedulers send."""
+    push = zmq.Context().socket(zmq.PUSH)
+    push.connect(wire.report_endpoint(endpoint))
+    begun = time.monotonic()
+    for seq in range(1, 1 << 62):
+        push.send(
+            wire.encode(
+                wire.LoadReport(wire.VERSION, "bench", seq % RANKS, 1, seq, 0, 0, 4, 1, 10_000)
+            )
+        )
+        time.sleep(max(0.0, begun + seq / REPORTS_PER_SECOND - time.monotonic()))
+
+
+def scrape(port: int) -> None:
+    """What an eager Prometheus does."""
+    while True:
+        urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics").read()
+        time.sleep(1 / SCRAPES_PER_SECOND)
+
+
+@contextlib.contextmanager
+def process(target: Callable[..., None], *args: Any) -> Iterator[None]:
+    """A process that runs while the context does."""
+    child = mp.get_context("spawn").Process(target=target, args=args, daemon=True)
+    child.start()
+    try:
+        yield
+    finally:
+        child.terminate()
+        child.join()
+
+
+@contextlib.contextmanager
+def sidecar(endpoint: str, port: int) -> Iterator[None]:
+    """A sidecar process with the default policy."""
+    command = [sys.executable, "-m", "sidecar", "serve", f"--endpoint={endpoint}"]
+    command += [f"--admin-port={port}", "--log-level=warning"]
+    with subprocess.Popen(command) as child:
+        try:
+            yield
+        finally:
+            child.terminate()
+
+
+class Client:
+    """A bare REQ socket, the same for both servers."""
+
+    def __init__(self, endpoint: str) -> None:
+        self.socket = zmq.Context.instance().socket(zmq.REQ)
+        self.socket.setsockopt(zmq.RCVTIMEO, 20_000)
+        self.socket.connect(endpoint)
+
+    def ask(self, payload: bytes) -> bytes:
+        self.socket.send(payload)
+        return self.socket.recv()
+
+    def times(self, payloads: list[bytes]) -> list[float]:
+        """Microseconds of each round trip."""
+        out = []
+        for payload in payloads:
+            begun = time.perf_counter_ns()
+            self.ask(payload)
+            out.append((time.perf_counter_ns() - begun) / 1000)
+        return out
+
+
+class Bench:
+    """Both servers, up."""
+
+    def __init__(self, echo: Client, ours: Client) -> None:
+        self.echo, self.ours = echo, ours
+        self.seq = 0
+        self.sent = [0] * RANKS
+
+    def payloads(self, count: int, requests: int = 1) -> list[bytes]:
+        out = []
+        for _ in range(count):
+            self.seq += 1
+            out.append(encoded_query(self.seq, self.sent, requests))
+        return out
+
+    def compare(self) -> dict[str, float]:
+        """Blocks in turn; the ratios are of whole-run percentiles."""
+        echo: list[float] = []
+        ours: list[float] = []
+        for turn in range(BLOCKS):
+            payloads = self.payloads(BLOCK)
+            pair = [(self.echo, echo), (self.ours, ours)]
+            for client, times in pair if turn % 2 else reversed(pair):
+                times += client.times(payloads)
+        figures = {}
+        for name, pick in (("p50", median), ("p99", lambda t: quantiles(t, n=100)[98])):
+            a, b = pick(ours), pick(echo)
+            figures |= {f"{name}_us": round(a, 1), f"{name}_echo_us": round(b, 1)}
+            figures[f"{name}_ratio"] = round(a / b, 3)
+        return figures
+
+    def batches(self) -> dict[str, float]:
+        """Decisions a second in batches of 64, one batch after the other."""
+        payloads = self.payloads(BATCHES, BATCH)
+        times = self.ours.times(payloads)
+        return {
+            "p50_us": round(median(times), 1),
+            "decisions_per_s": round(BATCH * len(times) / (sum(times) / 1e6)),
+        }
+
+
+def run() -> dict[str, Any]:
+    """Measure everything; a minute."""
+    with tempfile.TemporaryDirectory(prefix="dps-") as folder, contextlib.ExitStack() as stack:
+        ours, echo = f"ipc://{Path(folder, 'q')}", f"ipc://{Path(folder, 'e')}"
+        port = free_port()
+        stack.enter_context(sidecar(ours, port))
+        client = Client(ours)
+        sample = client.ask(encoded_query(0, [0] * RANKS, 1))
+        stack.enter_context(process(echo_server, echo, sample))
+        bench = Bench(Client(echo), client)
+        bench.compare()  # warm up
+        result: dict[str, Any] = {"idle": bench.compare(), "batch64": bench.batches()}
+        with process(push_reports, ours):
+            result["reports"] = bench.compare()
+        with process(scrape, port):
+            result["scrape"] = bench.compare()
+        bench.echo.socket.close(0)
+        client.socket.close(0)
+    return result
+
+
+def main() -> None:
+    options = report.arguments(__doc__).parse_args()
+    result = run()
+    rows = [["", "p50 us", "echo us", "ratio", "p99 us", "echo us", "ratio"]]
+    for name in ("idle", "reports", "scrape"):
+        r = result[name]
+        rows.append(
+            [name]
+            + [f"{r[k]:.1f}" for k in ("p50_us", "p50_echo_us")]
+            + [f"{r['p50_ratio']:.3f}"]
+            + [f"{r[k]:.1f}" for k in ("p99_us", "p99_echo_us")]
+            + [f"{r['p99_ratio']:.3f}"]
+        )
+    batch = result["batch64"]
+    report.show(result, rows, as_json=options.json)
+    if not options.json:
+        print(f"batches of {BATCH}: {batch['decisions_per_s']:,} decisions/s, p50 {batch['p50_us']} us")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""The real SGLang server with simulated schedulers: no GPU, no weights, real everything else."""

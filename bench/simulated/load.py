@@ -1,0 +1,85 @@
+"""Where a rank stands and the load it reports, across SGLang versions."""
+
+import inspect
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from sglang.srt.managers.load_snapshot import LoadSnapshot, create_load_snapshot_writer
+
+if TYPE_CHECKING:
+    from bench.simulated.scheduler import SimulatedScheduler
+
+
+class Placement(NamedTuple):
+    dp_rank: int
+    dp_ranks: int
+    is_rank_zero: bool
+
+
+def find_placement(server_args: Any, ranks: Sequence[int | None]) -> Placement:
+    """`ranks` are what `run_scheduler_process` passes beyond the two argument records.
+
+    There are none from 0.5.21 on, where the process's runtime context knows its place.
+    """
+    if not ranks:
+        from sglang.srt.runtime_context import get_parallel
+
+        parallel = get_parallel()
+        first = parallel.pp_rank == parallel.attn_tp_rank == parallel.attn_cp_rank == 0
+        return Placement(parallel.dp_rank or 0, parallel.num_dp_ranks, first)
+    from sglang.srt.layers.dp_attention import compute_dp_attention_world_info
+
+    _, tp_rank, _, pp_rank, attn_cp_rank, _, dp_rank = ranks
+    attn_tp_rank = compute_dp_attention_world_info(
+        server_args.enable_dp_attention,
+        tp_rank,
+        server_args.tp_size,
+        server_args.dp_size,
+        server_args.attn_cp_size,
+    )[0]
+    first = pp_rank == attn_tp_rank == attn_cp_rank == 0
+    return Placement(dp_rank or 0, server_args.dp_size, first)
+
+
+def open_writer(server_args: Any, port_args: Any, place: Placement) -> Any:
+    if not place.is_rank_zero:
+        return None
+    takes_server_args = "server_args" in inspect.signature(create_load_snapshot_writer).parameters
+    arguments = (server_args, port_args) if takes_server_args else (port_args,)
+    return create_load_snapshot_writer(
+        *arguments,
+        place.dp_ranks,
+        place.dp_rank,
+        publish_interval=server_args.load_snapshot_publish_interval,
+    )
+
+
+class LoadInquirer:
+    """Counts what SGLang's inquirer counts, with its gap: a prefill not yet merged is in none."""
+
+    def __init__(self, scheduler: "SimulatedScheduler") -> None:
+        self._scheduler = scheduler
+
+    def get_loads(self) -> LoadSnapshot:
+        scheduler = self._scheduler
+        running, waiting = scheduler.running_batch.reqs, scheduler.waiting_queue
+        capacity = scheduler.settings.cache_tokens
+        used = sum(req.seqlen for req in running)
+        queued = sum(req.seqlen for req in waiting)
+        uncached = int(queued * (1 - scheduler.cache_hit_rate))
+        if scheduler.chunked_req is not None:
+            uncached += scheduler.chunked_req.uncached_tokens
+        return LoadSnapshot(
+            timestamp=time.time(),
+            dp_rank=scheduler.placement.dp_rank,
+            num_running_reqs=len(running),
+            num_waiting_reqs=len(waiting),
+            num_waiting_uncached_tokens=uncached,
+            num_used_tokens=used,
+            num_total_tokens=used + queued,
+            max_total_num_tokens=capacity,
+            max_running_requests=scheduler.settings.max_running_requests,
+            token_usage=round(used / capacity, 4),
+            cache_hit_rate=round(scheduler.cache_hit_rate, 4),
+        )

@@ -1,0 +1,148 @@
+"""The real SGLang classes, without processes: what the hook wraps must be there and behave."""
+
+from array import array
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("sglang")
+from sglang.srt.managers import data_parallel_controller as module
+from sglang.srt.managers.io_struct import (
+    TokenizedEmbeddingReqInput,
+    TokenizedGenerateReqInput,
+)
+from sglang.srt.sampling.sampling_params import SamplingParams
+
+from sglang_hook import patches, seams
+from sglang_hook.settings import Settings
+from sidecar import wire
+
+RANKS = 8
+
+
+class Worker:
+    """The controller's end of a rank's socket; keeps what was sent."""
+
+    def __init__(self) -> None:
+        self.got: list[Any] = []
+
+    def send_pyobj(self, obj: Any, flags: int = 0, protocol: int = 0) -> None:
+        self.got.append(obj)
+
+
+def generate(rid: str = "r", key: str | None = None, tokens: int = 64, **more: Any) -> Any:
+    """A tokenized generation request; `tokens` ids that depend on the rid."""
+    first = sum(map(ord, rid))
+    return TokenizedGenerateReqInput(
+        rid=rid,
+        input_text=more.pop("input_text", "text"),
+        input_ids=array("q", more.pop("input_ids", range(first, first + tokens))),
+        input_embeds=None,
+        mm_inputs=None,
+        token_type_ids=None,
+        sampling_params=SamplingParams(max_new_tokens=8),
+        return_logprob=False,
+        logprob_start_len=0,
+        top_logprobs_num=0,
+        token_ids_logprob=None,
+        stream=False,
+        routing_key=key,
+        **more,
+    )
+
+
+def embedding(rid: str = "e", **more: Any) -> Any:
+    """A tokenized embedding request, which never has a routing key."""
+    return TokenizedEmbeddingReqInput(
+        rid=rid,
+        input_text="text",
+        input_ids=array("q", range(64)),
+        mm_inputs=None,
+        token_type_ids=None,
+        sampling_params=SamplingParams(),
+        **more,
+    )
+
+
+class Harness:
+    """A hooked controller whose sidecar is a function of the query."""
+
+    def __init__(self, controller: Any, seam: Any) -> None:
+        self.controller = controller
+        self.seam = seam
+        self.queries: list[wire.Query] = []
+        self.answer: Callable[[wire.Query], wire.Reply | str] = self.all_to(5)
+
+    def all_to(self, *ranks: Any) -> Callable[[wire.Query], wire.Reply | str]:
+        """A sidecar that answers these ranks, the last for all further requests."""
+
+        def answer(query: wire.Query) -> wire.Reply:
+            size = len(query.requests)
+            chosen = [*ranks, *[ranks[-1]] * size][:size]
+            return wire.Reply(1, query.seq, 1, "test", 1, chosen, ["x"] * size, wire.Want(4096))
+
+        return answer
+
+    def ask(self, payload: bytes, seq: int) -> wire.Reply | str:
+        query = wire.decode_query(payload)
+        self.queries.append(query)
+        reply = self.answer(query)
+        if isinstance(reply, wire.Reply):
+            self.seam.chooser.heard(reply)
+        return reply
+
+    endpoint = "nowhere"
+
+    def greet(self) -> None:
+        """Nobody to meet."""
+
+    def dispatch(self, *reqs: Any) -> None:
+        for req in reqs:
+            self.controller.dispatching_with_trace(req)
+
+    def where(self) -> dict[str, int]:
+        """rid -> rank, and that nothing was sent twice."""
+        got = [(req.rid, r) for r, w in enumerate(self.controller.workers) if w for req in w.got]
+        assert len({rid for rid, _ in got}) == len(got)
+        return dict(got)
+
+    def sent(self) -> list[int]:
+        return list(self.seam.chooser.sent.of(list(range(len(self.controller.workers))))[0])
+
+
+def make_controller(method: str = "ROUND_ROBIN") -> Any:
+    """A controller with injected attributes, as SGLang's own unit tests build it."""
+    made = module.DataParallelController.__new__(module.DataParallelController)
+    made.server_args = SimpleNamespace(port=1, node_rank=0)
+    made.load_balance_method = module.LoadBalanceMethod[method]
+    made.round_robin_counter = made.health_round_robin_counter = 0
+    made.dispatching = getattr(made, f"{method.lower()}_scheduler")
+    made.refresh_load_budget_on_dispatch = False
+    made.dp_budget = module.DPBudget(RANKS)
+    made.status = [True] * RANKS
+    made._active_workers = list(range(RANKS))
+    made.workers = [Worker() for _ in range(RANKS)]
+    return made
+
+
+@pytest.fixture
+def make_harness() -> Iterator[Callable[..., Harness]]:
+    def make(method: str = "ROUND_ROBIN") -> Harness:
+        patches._attach_controller(module)
+        controller = make_controller(method)
+        # nobody listens there: the client is replaced by the harness
+        seam = seams.ControllerSeam(controller, Settings(endpoint="ipc:///nonexistent/q"))
+        harness = Harness(controller, seam)
+        seam.client = harness
+        seam.attach()
+        return harness
+
+    yield make
+    seams.ControllerSeam.attached = None
+
+
+@pytest.fixture
+def harness(make_harness: Callable[..., Harness]) -> Harness:
+    return make_harness()
