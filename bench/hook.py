@@ -164,7 +164,8 @@ def main() -> None:
             costs = {kind: report.spread(us) for kind, us in request_costs(endpoint).items()}
             step = step_cost(endpoint)
     rows = [["request", "min us", "median us", "max us"]]
-    rows += [[kind, *(f"{c[k]:.1f}" for k in ("min", "median", "max"))] for kind, c in costs.items()]
+    for kind, cost in costs.items():
+        rows.append([kind, *(f"{cost[k]:.1f}" for k in ("min", "median", "max"))])
     result = {
         "us_per_request": max(cost["median"] for cost in costs.values()),
         "spread": costs,

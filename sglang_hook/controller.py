@@ -49,19 +49,25 @@ class SentCounters:
     """Requests and prompt tokens sent to each rank by any path since the process started."""
 
     def __init__(self) -> None:
-        self._counts: dict[int, list[int]] = {}
+        self._requests: list[int] = []
+        self._tokens: list[int] = []
 
     def count(self, rank: int, tokens: int) -> None:
-        entry = self._counts.get(rank)
-        if entry is None:
-            entry = self._counts[rank] = [0, 0]
-        entry[0] += 1
-        entry[1] += tokens
+        missing = rank + 1 - len(self._requests)
+        if missing > 0:
+            self._requests += [0] * missing
+            self._tokens += [0] * missing
+        self._requests[rank] += 1
+        self._tokens[rank] += tokens
 
     def of(self, ranks: Sequence[int]) -> tuple[list[int], list[int]]:
-        """Requests and tokens of each of `ranks`."""
-        counts = [self._counts.get(rank, (0, 0)) for rank in ranks]
-        return [entry[0] for entry in counts], [entry[1] for entry in counts]
+        """Requests and tokens of each of `ranks` (ascending ids); to be read, not kept."""
+        if ranks and ranks[-1] >= len(self._requests):
+            self._requests += [0] * (ranks[-1] + 1 - len(self._requests))
+            self._tokens += [0] * (ranks[-1] + 1 - len(self._tokens))
+        if len(ranks) == len(self._requests):
+            return self._requests, self._tokens
+        return [self._requests[rank] for rank in ranks], [self._tokens[rank] for rank in ranks]
 
 
 class Chooser:
@@ -159,9 +165,11 @@ class Chooser:
     def _facts(self, dispatch: Dispatch, now: float) -> tuple[wire.RequestFacts, int | None]:
         """What the sidecar is told of a request, and its affinity hash."""
         want = self.want
-        key = hashing.normalize_key(dispatch.routing_key or dispatch.session)
+        key = hashing.normalize_key(dispatch.routing_key)
         tokens = dispatch.tokens if dispatch.tokens is not None else array("q")
         affinity = hashing.key_hash(key) if key else None
+        if dispatch.session:
+            affinity = hashing.session_hash(dispatch.session)
         namespace, prefix, blocks = 0, None, []
         if want.block_tokens or (want.prefix_tokens and (want.prefix_with_key or not key)):
             namespace = hashing.namespace_hash(*dispatch.namespace)

@@ -16,6 +16,10 @@ from sidecar.wire import MAX_RANKS, LoadReport, Query
 # An instance that was silent this long may be forgotten when a new one needs its place.
 IDLE_INSTANCE_SECONDS = 60.0
 
+# Both epochs are taken when the model is loaded: seconds apart in one start of a server, minutes if
+# a rank's disk is slow. A scheduler that joins a server this young alone is known by its change.
+TOGETHER_NS = 600 * 10**9
+
 
 @dataclass(slots=True)
 class RankState:
@@ -26,14 +30,12 @@ class RankState:
     reported_at: float = 0.0
     sent: int = 0
     sent_tokens: int = 0
-    # `sent` is compared with `received` from these origins. They are 0 while controller and
-    # scheduler started together; a new incarnation of one alone moves them.
+    # `sent` is compared with `received` from these origins: 0 while controller and scheduler started
+    # together, elsewhere else once one of them is a new incarnation.
     sent_origin: int = 0
     sent_tokens_origin: int = 0
-    new_scheduler: bool = False
-    """The scheduler is a new incarnation under the same controller."""
-    new_controller: bool = False
-    """The controller is a new incarnation over the same scheduler."""
+    pair: tuple[int, int | None] | None = None
+    """Epochs of the controller and the scheduler that the origins are for."""
 
     def in_flight(self) -> tuple[int, int]:
         """Requests and prompt tokens sent and not yet received."""
@@ -44,31 +46,28 @@ class RankState:
             max(0, self.sent_tokens - self.sent_tokens_origin - received_tokens),
         )
 
-    def controller_renewed(self) -> None:
-        """The first query of another controller process has come."""
-        if self.new_scheduler or self.report is None:
-            self._start_together()
+    def reconcile(self, controller: int) -> None:
+        """Find the origins anew if either process is another than before.
+
+        controller: epoch of the controller that counts `sent`. Of a pair that did not start
+        together nobody knows what was in flight when the older of the two was joined by the
+        younger: counting starts at zero then.
+        """
+        pair = (controller, self.report.epoch if self.report else None)
+        if pair == self.pair:
+            return
+        before, self.pair = self.pair, pair
+        if _together(pair) and not _together(before):
+            self.sent_origin = self.sent_tokens_origin = 0
         else:
-            self._settle()
-            self.new_controller = True
+            report = self.report
+            self.sent_origin = self.sent - (report.received if report else 0)
+            self.sent_tokens_origin = self.sent_tokens - (report.received_tokens if report else 0)
 
-    def scheduler_renewed(self) -> None:
-        """The first report of another scheduler process has come."""
-        if self.new_controller:
-            self._start_together()
-        else:
-            self._settle()
-            self.new_scheduler = True
 
-    def _start_together(self) -> None:
-        self.sent_origin = self.sent_tokens_origin = 0
-        self.new_scheduler = self.new_controller = False
-
-    def _settle(self) -> None:
-        """Count from here: what was in flight towards the earlier incarnation is gone."""
-        report = self.report
-        self.sent_origin = self.sent - (report.received if report else 0)
-        self.sent_tokens_origin = self.sent_tokens - (report.received_tokens if report else 0)
+def _together(pair: tuple[int, int | None] | None) -> bool:
+    """Whether controller and scheduler belong to one start of the server."""
+    return pair is not None and pair[1] is not None and abs(pair[0] - pair[1]) <= TOGETHER_NS
 
 
 @dataclass(slots=True)
@@ -98,13 +97,6 @@ class LoadView:
         """Mean requests of the counted ranks; 0.0 if there is none."""
         return self.total / self.known if self.known else 0.0
 
-    def add(self, position: int, tokens: int) -> None:
-        """Account a request that is being sent to the rank at `position`."""
-        self.requests[position] += 1
-        self.tokens[position] += tokens
-        if self.counted[position]:
-            self.total += 1
-
 
 class Instance:
     """One SGLang server: its ranks, counters and load view."""
@@ -114,6 +106,7 @@ class Instance:
         self.stale_seconds = stale_seconds
         self.epoch: int | None = None
         self.last_heard = 0.0
+        self._last_query = 0.0
         self.states: dict[int, RankState] = {}
         self.view = LoadView()
         self._position: dict[int, int] = {}
@@ -132,40 +125,50 @@ class Instance:
         if last is not None and report.epoch < last.epoch and not self._silent(state, now):
             raise PeerError("stale_report", f"rank {report.rank}: report of an older process")
         state.report, state.reported_at = report, now
-        if last is None:
-            state.sent_origin = state.sent_tokens_origin = 0
-        elif report.epoch != last.epoch:
-            state.scheduler_renewed()
+        if self.epoch is not None and (last is None or report.epoch != last.epoch):
+            self.sync()
+            if report.rank in self._position:
+                state.reconcile(self.epoch)
         self._update(report.rank, state, now, first=last is None)
 
     def apply_query(self, query: Query, now: float) -> LoadView:
-        """Take in the counters and live ranks of a query; return the view to decide on."""
-        self.last_heard = now
-        view = self.view
-        if query.ranks != view.ranks:
-            self._set_ranks(query.ranks, now)
-        if query.epoch != self.epoch:
-            self._new_controller(query, now)
-        elif query.sent != self._sent or query.sent_tokens != self._sent_tokens:
-            self._set_sent(query, now)
+        """Take in the counters and live ranks of a query; return the view to decide on.
+
+        Raises PeerError (`older_controller`) for the lesser of two controllers of one name.
+        """
+        same_ranks = query.ranks == self.view.ranks
+        if query.epoch == self.epoch and same_ranks:
+            if query.sent != self._sent or query.sent_tokens != self._sent_tokens:
+                self._set_sent(query)
+        else:
+            self._check_controller(query, now)
+            self._meet(query, now, same_ranks=same_ranks)
+        self.last_heard = self._last_query = now
         if now >= self._next_refresh:
             self.refresh(now)
-        return view
+        return self.view
 
     def assign(self, position: int, tokens: int) -> None:
         """Account a decision at once; the next query confirms it."""
-        state = self._live[position]
-        state.sent += 1
-        state.sent_tokens += tokens
         self._sent[position] += 1
         self._sent_tokens[position] += tokens
-        self.view.add(position, tokens)
+        view = self.view
+        view.requests[position] += 1
+        view.tokens[position] += tokens
+        if view.counted[position]:
+            view.total += 1
+
+    def sync(self) -> None:
+        """Bring `states` up to what was sent; the hot path only counts in two lists."""
+        for state, sent, tokens in zip(self._live, self._sent, self._sent_tokens, strict=True):
+            state.sent, state.sent_tokens = sent, tokens
 
     def refresh(self, now: float) -> None:
         """Recompute the whole view: loads, staleness, which ranks count."""
         view = self.view
         # A tenth of the limit is how late a rank may be called stale.
         self._next_refresh = now + self.stale_seconds / 10
+        self.sync()
         fresh = [state.report is not None and not self._silent(state, now) for state in self._live]
         young = [
             state.report is None and now - state.first_seen <= self.stale_seconds
@@ -202,13 +205,45 @@ class Instance:
         if first or not view.counted[position]:
             self.refresh(now)
             return
+        self._place(position)
+
+    def _place(self, position: int) -> None:
+        """Recompute one entry of the view."""
+        view = self.view
+        state = self._live[position]
+        state.sent, state.sent_tokens = self._sent[position], self._sent_tokens[position]
         before = view.requests[position]
         view.requests[position], view.tokens[position] = _load(state)
-        view.total += view.requests[position] - before
+        if view.counted[position]:
+            view.total += view.requests[position] - before
+
+    def _check_controller(self, query: Query, now: float) -> None:
+        if any(a >= b for a, b in pairwise(query.ranks)):
+            raise PeerError("field", "ranks: must ascend without repetition")
+        silent = now - self._last_query > self.stale_seconds
+        if self.epoch is not None and query.epoch < self.epoch and not silent:
+            raise PeerError(
+                "older_controller",
+                f"{self.name}: a younger controller of that name is connected; "
+                "give each server its own DP_SIDECAR_INSTANCE",
+            )
+
+    def _meet(self, query: Query, now: float, *, same_ranks: bool) -> None:
+        """Another controller, or other live ranks."""
+        if not same_ranks:
+            self._set_ranks(query.ranks, now)
+        self.epoch = query.epoch
+        self._set_sent(query)
+        self.sync()
+        for state in self._live:
+            state.reconcile(query.epoch)
+        self._next_refresh = now
 
     def _set_ranks(self, ranks: list[int], now: float) -> None:
-        if any(a >= b for a, b in pairwise(ranks)):
-            raise PeerError("field", "ranks must ascend without repetition")
+        self.sync()
+        if len(self.states.keys() | set(ranks)) > MAX_RANKS:
+            # Reports of ranks that no controller calls live must not keep live ones out.
+            self.states = {rank: self.states[rank] for rank in ranks if rank in self.states}
         self._live = [self._state(rank, now) for rank in ranks]
         self._position = {rank: position for position, rank in enumerate(ranks)}
         size = len(ranks)
@@ -219,25 +254,15 @@ class Instance:
         self.view.total = self.view.known = 0
         self._sent = [state.sent for state in self._live]
         self._sent_tokens = [state.sent_tokens for state in self._live]
-        self._next_refresh = now
 
-    def _set_sent(self, query: Query, now: float) -> None:
+    def _set_sent(self, query: Query) -> None:
+        """Take the hook's word for what was sent, where ours differs."""
+        before = zip(self._sent, self._sent_tokens, strict=True)
         self._sent, self._sent_tokens = list(query.sent), list(query.sent_tokens)
-        for state, sent, tokens in zip(self._live, query.sent, query.sent_tokens, strict=True):
-            state.sent, state.sent_tokens = sent, tokens
-        self._next_refresh = now
-
-    def _new_controller(self, query: Query, now: float) -> None:
-        """First query of a controller process; `sent` may start anywhere."""
-        replaced = self.epoch is not None
-        self.epoch = query.epoch
-        self._set_sent(query, now)
-        for state in self.states.values():
-            if replaced:
-                state.controller_renewed()
-            elif state.report is None:
-                # This sidecar is younger than the counters: what was sent before it is no load.
-                state.sent_origin, state.sent_tokens_origin = state.sent, state.sent_tokens
+        after = zip(self._sent, self._sent_tokens, strict=True)
+        for position, (old, new) in enumerate(zip(before, after, strict=True)):
+            if old != new:
+                self._place(position)
 
 
 def _load(state: RankState) -> tuple[int, int]:
@@ -274,5 +299,9 @@ class Budget:
                 "too_many_instances",
                 f"{self.max_instances} instances are connected; max_instances sets the bound",
             )
-        del self.instances[oldest.name]
-        self.on_forget(oldest.name)
+        self.forget(oldest.name)
+
+    def forget(self, name: str) -> None:
+        """Drop all that is known of an instance."""
+        del self.instances[name]
+        self.on_forget(name)

@@ -1,13 +1,13 @@
 """From a query to a reply: pure, the same code in the server, a replay and a simulator."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from sidecar import wire
-from sidecar.budget import Budget, Instance, LoadView
+from sidecar.budget import Budget, LoadView
 from sidecar.errors import PeerError
-from sidecar.policies import Choice, Policy, Reason
+from sidecar.policies import REASONS, Choice, Policy, Reason
 from sidecar.policies.least_loaded import fewest_requests
 
 _SPILLS = frozenset({Reason.SPILL, Reason.STALE_SKIP, Reason.TOKEN_SPILL, Reason.TOKEN_STALE_SKIP})
@@ -17,12 +17,10 @@ _SPILLS = frozenset({Reason.SPILL, Reason.STALE_SKIP, Reason.TOKEN_SPILL, Reason
 class Tally:
     """What was decided for one instance since the sidecar started; plain numbers for metrics."""
 
-    decisions: Counter[tuple[str, str]] = field(default_factory=Counter)
-    """(policy, reason) -> requests."""
+    decisions: defaultdict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
+    """policy -> reason -> requests."""
     spills: Counter[tuple[int, int]] = field(default_factory=Counter)
     """(preferred rank, chosen rank) -> requests, whatever kept them off the preferred rank."""
-    chosen: Counter[int] = field(default_factory=Counter)
-    """Rank -> requests."""
     queries: int = 0
     unguarded: int = 0
     """Requests decided while no load was known."""
@@ -66,19 +64,30 @@ class Dispatcher:
 
         now: monotonic seconds. Raises PeerError, after which nothing was decided.
         """
-        instance = self.budget.instance(query.instance, now)
-        view = instance.apply_query(query, now)
-        tally = self._tally(query)
-        if query.requests and not view.ranks:
+        if query.requests and not query.ranks:
             raise PeerError("no_live_rank", "the query names no live rank")
-        policy = self.policy
+        instance = self.budget.instance(query.instance, now)
+        try:
+            view = instance.apply_query(query, now)
+        except PeerError:
+            if instance.epoch is None and not instance.states:
+                self.budget.forget(instance.name)
+            raise
+        tally = self._tally(query)
+        policy, decisions = self.policy, tally.decisions[self.policy.name]
         ranks: list[int] = []
         reasons: list[str] = []
         for facts in query.requests:
-            choice = self._decide(policy, facts, view)
-            self._account(instance, tally, choice, facts.tokens)
-            ranks.append(view.ranks[choice.position])
-            reasons.append(choice.reason)
+            position, reason, preferred = self._decide(policy, facts, view)
+            instance.assign(position, facts.tokens)
+            rank = view.ranks[position]
+            ranks.append(rank)
+            reasons.append(reason)
+            decisions[reason] += 1
+            if reason in _SPILLS:
+                tally.spills[view.ranks[preferred], rank] += 1
+        if not view.known:
+            tally.unguarded += len(ranks)
         return wire.Reply(
             wire.VERSION,
             query.seq,
@@ -91,25 +100,23 @@ class Dispatcher:
         )
 
     def _decide(self, policy: Policy, facts: wire.RequestFacts, view: LoadView) -> Choice:
+        """The policy's choice if it is a sound one; a policy may be anyone's code."""
         try:
             choice = policy.choose(facts, view)
-            if 0 <= choice.position < len(view.ranks):
+            position, reason, preferred = choice
+            size = len(view.ranks)
+            if (
+                type(position) is int
+                and 0 <= position < size
+                and reason in REASONS
+                and type(preferred) is int
+                and (0 if reason in _SPILLS else -1) <= preferred < size
+            ):
                 return choice
-            raise IndexError(f"position {choice.position} of {len(view.ranks)} ranks")
-        except Exception as error:  # noqa: BLE001 - a policy may be anyone's code; contain it
+            raise ValueError(f"{choice} of {size} ranks")
+        except Exception as error:  # noqa: BLE001 - see the docstring
             self.on_policy_error(error)
             return Choice(fewest_requests(view, facts.tokens), Reason.POLICY_ERROR)
-
-    def _account(self, instance: Instance, tally: Tally, choice: Choice, tokens: int) -> None:
-        view = instance.view
-        rank = view.ranks[choice.position]
-        tally.decisions[self.policy.name, choice.reason] += 1
-        tally.chosen[rank] += 1
-        if choice.reason in _SPILLS:
-            tally.spills[view.ranks[choice.preferred], rank] += 1
-        if not view.known:
-            tally.unguarded += 1
-        instance.assign(choice.position, tokens)
 
     def _tally(self, query: wire.Query) -> Tally:
         tally = self.tallies.get(query.instance)

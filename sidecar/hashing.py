@@ -16,6 +16,7 @@ from sidecar.wire import MAX_KEY_BYTES
 
 # Seeds keep the domains apart: a routing key never collides by construction with a prefix hash.
 KEY_SEED = 0x6B6579  # "key"
+SESSION_SEED = 0x73657373  # "sess"
 NAMESPACE_SEED = 0x6E616D65  # "name"
 PREFIX_SEED = 0x70726566  # "pref"
 BLOCK_SEED = 0x626C6F63  # "bloc"
@@ -31,7 +32,9 @@ def normalize_key(key: str | bytes | None) -> bytes:
     if key is None:
         return b""
     if isinstance(key, bytes):
-        if not key.strip() or (not key.isascii() and not key.decode(errors="replace").strip()):
+        if key and 32 < key[0] < 128 and len(key) <= MAX_KEY_BYTES:
+            return key  # begins with a visible character: neither blank nor long
+        if not key.decode(errors="replace").strip():
             return b""
         data = key
     else:
@@ -46,6 +49,11 @@ def normalize_key(key: str | bytes | None) -> bytes:
 def key_hash(key: bytes) -> int:
     """64-bit affinity hash of a normalized, non-empty routing key."""
     return xxh3_64_intdigest(key, KEY_SEED)
+
+
+def session_hash(session: str) -> int:
+    """64-bit affinity hash of an SGLang session, apart from all routing keys."""
+    return xxh3_64_intdigest(session.encode(errors="surrogatepass"), SESSION_SEED)
 
 
 def namespace_hash(*parts: str | None) -> int:
@@ -82,6 +90,8 @@ def block_hashes(
     share the first k * block_tokens tokens and the namespace. Shape (<= max_blocks,)."""
     data = memoryview(token_bytes(tokens, block_tokens * max_blocks))
     step = 8 * block_tokens
+    if not step:
+        return []
     chained: list[int] = []
     seed = BLOCK_SEED ^ namespace
     for end in range(step, len(data) + 1, step):

@@ -37,6 +37,7 @@ BYPASS_CAUSES = frozenset(
         "session",
         "hook_error",
         "no_live_rank",
+        "oversized",
     }
 )
 ABSTAIN_CAUSES = frozenset({"pinned", "health_check", "warm_up", "bootstrap_room"})
@@ -135,26 +136,24 @@ def _decisions(dispatcher: Dispatcher) -> Iterator[Metric]:
         "Requests kept off their preferred rank by the guard or by stale reports.",
         ("instance", "from_rank", "to_rank"),
     )
-    chosen = _counter("dispatched", "Requests sent to a rank.", ("instance", "dp_rank"))
     unguarded = _counter(
         "unguarded_decisions", "Requests decided while no load was known.", ("instance",)
     )
     queries = _counter("queries", "Queries answered, probes included.", ("instance",))
     for name, tally in dispatcher.tallies.items():
         reasons: Counter[str] = Counter()
-        for (policy, reason), count in tally.decisions.items():
-            decisions.add_metric([name, policy, reason], count)
-            reasons[reason] += count
+        for policy, counts in tally.decisions.items():
+            for reason, count in counts.items():
+                decisions.add_metric([name, policy, reason], count)
+            reasons += counts
         for reason, key in _HITS:
             hits.add_metric([name, key], reasons[reason])
         fallbacks.add_metric([name], reasons[Reason.FALLBACK])
         for (source, target), count in tally.spills.items():
             spills.add_metric([name, str(source), str(target)], count)
-        for rank, count in sorted(tally.chosen.items()):
-            chosen.add_metric([name, str(rank)], count)
         unguarded.add_metric([name], tally.unguarded)
         queries.add_metric([name], tally.queries)
-    yield from (decisions, hits, fallbacks, spills, chosen, unguarded, queries)
+    yield from (decisions, hits, fallbacks, spills, unguarded, queries)
 
 
 def _from_hook(dispatcher: Dispatcher) -> Iterator[Metric]:
@@ -190,16 +189,21 @@ def _loads(dispatcher: Dispatcher, now: float) -> Iterator[Metric]:
     load = _gauge("load_requests", "Load of a rank: running + waiting + in flight.", labels)
     running = _gauge("running_requests", "Running, as last reported.", labels)
     waiting = _gauge("waiting_requests", "Waiting, as last reported.", labels)
+    sent = _counter(
+        "sent_requests", "Requests sent to the rank by any path, as the hook counts.", labels
+    )
     flight = _gauge("in_flight_requests", "Sent and not yet received by the rank.", labels)
     tokens = _gauge("load_tokens", "KV tokens in use + waiting + in flight.", labels)
     capacity = _gauge("capacity_tokens", "KV tokens that the rank can hold.", labels)
     age = _gauge("report_age_seconds", "Since the last load report of the rank.", labels)
     live = _gauge("rank_live", "1 if the controller counts the rank as live.", labels)
     for instance in dispatcher.budget.instances.values():
+        instance.sync()
         for rank, state in sorted(instance.states.items()):
             at = [instance.name, str(rank)]
             live.add_metric(at, rank in instance.view.ranks)
             report, (requests, prompt) = state.report, state.in_flight()
+            sent.add_metric(at, state.sent)
             flight.add_metric(at, requests)
             if report is None:
                 load.add_metric(at, requests)
@@ -210,7 +214,7 @@ def _loads(dispatcher: Dispatcher, now: float) -> Iterator[Metric]:
             tokens.add_metric(at, report.tokens + prompt)
             capacity.add_metric(at, report.capacity_tokens)
             age.add_metric(at, max(0.0, now - state.reported_at))
-    yield from (load, running, waiting, flight, tokens, capacity, age, live)
+    yield from (load, running, waiting, sent, flight, tokens, capacity, age, live)
 
 
 def status(dispatcher: Dispatcher, health: Health, now: float) -> dict[str, object]:
@@ -230,6 +234,7 @@ def status(dispatcher: Dispatcher, health: Health, now: float) -> dict[str, obje
 def _instance_status(dispatcher: Dispatcher, instance: Instance, now: float) -> dict[str, object]:
     tally = dispatcher.tallies.get(instance.name)
     view = instance.view
+    instance.sync()
     ranks = []
     for rank, state in sorted(instance.states.items()):
         report = state.report
@@ -249,7 +254,7 @@ def _instance_status(dispatcher: Dispatcher, instance: Instance, now: float) -> 
         "instance": instance.name,
         "about": tally.about if tally else {},
         "queries": tally.queries if tally else 0,
-        "decisions": {"/".join(k): n for k, n in tally.decisions.items()} if tally else {},
+        "decisions": tally.decisions if tally else {},
         "bypassed": tally.bypassed if tally else {},
         "abstained": tally.abstained if tally else {},
         "ranks": ranks,

@@ -11,6 +11,32 @@ from sidecar.errors import EndpointError
 from sidecar.wire import MAX_MESSAGE_BYTES, check_endpoint, report_endpoint
 
 
+# Plain integers: pyzmq's enumerations cost a microsecond each time they are looked at.
+_NOBLOCK, _SNDMORE = int(zmq.NOBLOCK), int(zmq.NOBLOCK | zmq.SNDMORE)
+
+
+def receive(socket: "zmq.Socket[bytes]") -> list[bytes]:
+    """The frames of one message to a ROUTER. Raises zmq.Again if there is none.
+
+    The first frame, the peer's identity, is always followed by another. A Frame knows whether more
+    follow; recv_multipart asks the socket each time, which costs twice as much.
+    """
+    frames = [socket.recv(_NOBLOCK)]
+    more = True
+    while more:
+        part = socket.recv(_NOBLOCK, copy=False)
+        frames.append(part.bytes)
+        more = part.more
+    return frames
+
+
+def send(socket: "zmq.Socket[bytes]", frames: list[bytes]) -> None:
+    """Send the frames as one message, without waiting. Raises zmq.ZMQError."""
+    for frame in frames[:-1]:
+        socket.send(frame, _SNDMORE)
+    socket.send(frames[-1], _NOBLOCK)
+
+
 class Lock:
     """Exclusive use of an ipc path: a second bind would silently steal it (libzmq 2059)."""
 

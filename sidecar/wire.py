@@ -6,6 +6,7 @@ sidecar reads every older hook (the hook lives as long as the GPU server). `vers
 when an element changes its meaning.
 """
 
+import re
 from typing import Annotated, Any, TypeVar
 
 import msgspec
@@ -149,6 +150,7 @@ REFUSALS = (
     "utf8",
     "oversized",
     "no_live_rank",
+    "older_controller",
     "too_many_instances",
     "stale_report",
 )
@@ -157,6 +159,9 @@ _encoder = msgspec.msgpack.Encoder()
 _query = msgspec.msgpack.Decoder(Query)
 _report = msgspec.msgpack.Decoder(LoadReport)
 _answer = msgspec.msgpack.Decoder(Reply | Refusal)
+
+_KINDS: tuple[type[Struct], ...] = (Query, Reply, Refusal, LoadReport)
+_NESTED: dict[str, type[Struct]] = {"requests": RequestFacts}
 
 encode = _encoder.encode
 T = TypeVar("T", Query, LoadReport, Reply | Refusal)
@@ -183,7 +188,7 @@ def decode_answer(data: bytes) -> Reply | Refusal:
 def _decode(decoder: "msgspec.msgpack.Decoder[T]", data: bytes) -> T:
     try:
         message = decoder.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise _explain(data, error) from None
     if message.version != VERSION:
         raise PeerError("version", _version_text(message.version))
@@ -192,15 +197,39 @@ def _decode(decoder: "msgspec.msgpack.Decoder[T]", data: bytes) -> T:
 
 def _explain(data: bytes, error: Exception) -> PeerError:
     """Tell bytes that are not msgpack, a wrong version and a wrong field apart."""
-    if isinstance(error, UnicodeDecodeError):
-        return PeerError("utf8", f"a string is not UTF-8: {error.reason} at byte {error.start}")
+    # Which of the two msgspec raises for a bad string depends on its version.
+    if isinstance(error, UnicodeDecodeError) or "UTF-8" in str(error):
+        return PeerError("utf8", f"a string is not UTF-8: {error}")
     try:
         raw: Any = msgspec.msgpack.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return PeerError("malformed", f"not one msgpack value: {error}")
-    if isinstance(raw, list) and len(raw) > 1 and isinstance(raw[1], int) and raw[1] != VERSION:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as worse:
+        return PeerError("malformed", f"not one msgpack value: {worse}")
+    if not isinstance(raw, list) or len(raw) < 2:
+        return PeerError("field", f"a message is an array of a kind and a version: {error}")
+    if isinstance(raw[1], int) and raw[1] != VERSION:
         return PeerError("version", _version_text(raw[1]))
-    return PeerError("field", str(error))
+    return PeerError("field", _name_fields(str(error), raw[0]))
+
+
+def _name_fields(text: str, kind: object) -> str:
+    """Put names where msgspec tells positions: `$[8][0][1]` is requests[0].namespace."""
+    path = re.search(r"`\$((?:\[[\d.]+\])+)`", text)
+    top = next((k for k in _KINDS if k.__struct_config__.tag == kind), None)
+    if path is None or top is None:
+        return text
+    steps = path.group(1)[1:-1].split("][")
+    fields, nested, name = ("kind", *top.__struct_fields__), None, ""
+    for step in steps:
+        if fields and step.isdecimal() and int(step) < len(fields):
+            field = fields[int(step)]
+            name += f".{field}" if name else field
+            nested, fields = _NESTED.get(field), ()
+            if field == "want":
+                fields = Want.__struct_fields__
+        else:
+            name += f"[{step}]"
+            fields = nested.__struct_fields__ if nested else ()
+    return text.replace(path.group(0), f"`{name}`")
 
 
 def _version_text(version: int) -> str:
@@ -224,6 +253,8 @@ def check_endpoint(endpoint: str, *, allow_tcp: bool) -> str:
         path = report_endpoint(endpoint).removeprefix("ipc://")
         if not path.startswith("/"):
             raise EndpointError(f"{endpoint}: an ipc:// address needs an absolute path")
+        if "\0" in path:
+            raise EndpointError(f"{endpoint!r}: a path has no NUL")
         size = len(path.encode(errors="surrogateescape"))
         if size > MAX_IPC_PATH_BYTES:
             spare = MAX_IPC_PATH_BYTES - len(".reports")
@@ -233,9 +264,10 @@ def check_endpoint(endpoint: str, *, allow_tcp: bool) -> str:
             )
         return endpoint
     if endpoint.startswith("tcp://"):
-        port = endpoint.rpartition(":")[2]
-        if not port.isdecimal() or not 0 < int(port) < 65535:
-            raise EndpointError(f"{endpoint}: a tcp:// address needs a port from 1 to 65534")
+        host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
+        number = int(port) if port.isascii() and port.isdecimal() else 0
+        if not host or not 0 < number < 65535:
+            raise EndpointError(f"{endpoint}: a tcp:// address needs a host and a port, 1 to 65534")
         if not allow_tcp:
             raise EndpointError(
                 f"{endpoint}: TCP carries routing keys unencrypted; say so with allow_insecure_tcp"

@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 
 from sidecar.errors import ConfigError
-from sidecar.policies.base import Choice, Policy, Reason
+from sidecar.policies.base import REASONS, Choice, Policy, Reason
 from sidecar.policies.least_loaded import TotalRequests, TotalTokens
 from sidecar.policies.prefix_affinity import PrefixAffinity
 from sidecar.policies.round_robin import RoundRobin
@@ -17,7 +17,7 @@ REGISTRY: dict[str, type[Policy]] = {
     "total_tokens": TotalTokens,
 }
 
-__all__ = ["REGISTRY", "Choice", "Policy", "Reason", "make_policy"]
+__all__ = ["REASONS", "REGISTRY", "Choice", "Policy", "Reason", "make_policy"]
 
 
 def make_policy(name: str, params: dict[str, Any] | None = None) -> Policy:

@@ -34,6 +34,9 @@ class Reason:
     """The policy failed; the rank with the fewest requests was taken."""
 
 
+REASONS = frozenset(value for name, value in vars(Reason).items() if name.isupper())
+
+
 class Choice(NamedTuple):
     """A decision: positions in the load view, not rank ids."""
 

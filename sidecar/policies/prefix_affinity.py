@@ -1,5 +1,6 @@
 """Send each key where its cache is; spill when that rank is overloaded (SGLang PR 31170)."""
 
+import math
 from typing import Annotated, ClassVar, Literal
 
 import msgspec
@@ -50,6 +51,10 @@ class PrefixAffinityParams(msgspec.Struct, forbid_unknown_fields=True, frozen=Tr
     ] = "total_tokens"
 
 
+_BY_KEY = (Reason.AFFINITY_HIT, Reason.SPILL, Reason.STALE_SKIP)
+_BY_PREFIX = (Reason.TOKEN_AFFINITY_HIT, Reason.TOKEN_SPILL, Reason.TOKEN_STALE_SKIP)
+
+
 class PrefixAffinity:
     """Affinity key -> rendezvous order of the ranks -> overload guard -> load-aware fallback."""
 
@@ -59,44 +64,47 @@ class PrefixAffinity:
     def __init__(self, params: PrefixAffinityParams) -> None:
         self.params = params
         self.want = Want(prefix_tokens=params.hash_tokens if params.token_fallback else 0)
+        self._skew, self._gap = params.max_load_skew, params.min_load_gap
+        # No threshold is lower than this, whatever the average: below it nothing is computed.
+        self._always = max(self._skew, self._gap)
         self._fallback = METHODS[params.fallback]
 
     def choose(self, facts: RequestFacts, view: LoadView) -> Choice:
-        key = normalize_key(facts.routing_key)
+        key = facts.routing_key and normalize_key(facts.routing_key)
         if key:
-            return self._walk(
-                key_hash(key), view, Reason.AFFINITY_HIT, Reason.SPILL, Reason.STALE_SKIP
-            )
-        if facts.prefix_hash is not None and self.params.token_fallback:
-            return self._walk(
-                facts.prefix_hash,
-                view,
-                Reason.TOKEN_AFFINITY_HIT,
-                Reason.TOKEN_SPILL,
-                Reason.TOKEN_STALE_SKIP,
-            )
-        return Choice(self._fallback(view, facts.tokens), Reason.FALLBACK)
-
-    def threshold(self, view: LoadView) -> float:
-        """Requests up to which a rank is admitted: max(skew * max(average, 1), average + gap)."""
-        average = view.average()
-        return max(
-            self.params.max_load_skew * max(average, 1.0), average + self.params.min_load_gap
-        )
-
-    def _walk(self, affinity: int, view: LoadView, hit: str, spill: str, skip: str) -> Choice:
-        """Take the first rank in rendezvous order that reports and is not overloaded."""
+            affinity, reasons = key_hash(key), _BY_KEY
+        elif facts.prefix_hash is not None and self.params.token_fallback:
+            affinity, reasons = facts.prefix_hash, _BY_PREFIX
+        else:
+            return Choice(self._fallback(view, facts.tokens), Reason.FALLBACK)
         order = scores(affinity, view.rank_bytes)
         preferred = order.index(max(order))
+        load = view.requests[preferred]
+        if view.usable[preferred] and (load <= self._always or load <= self.threshold(view)):
+            return Choice(preferred, reasons[0], preferred)
+        return self._leave(preferred, order, view, reasons)
+
+    def threshold(self, view: LoadView) -> float:
+        """Requests up to which a rank is admitted: max(skew * max(average, 1), average + gap).
+
+        Infinite while no load is known: affinity is all there is, a refusal would help nobody.
+        """
         if not view.known:
-            # No load is known: affinity is all there is, a refusal would help nobody.
-            return Choice(preferred, hit, preferred)
-        limit = self.threshold(view)
-        if view.usable[preferred] and view.requests[preferred] <= limit:
-            return Choice(preferred, hit, preferred)
+            return math.inf
+        average = view.total / view.known
+        return max(self._skew * max(average, 1.0), average + self._gap)
+
+    def _leave(
+        self, preferred: int, order: list[int], view: LoadView, reasons: tuple[str, str, str]
+    ) -> Choice:
+        """Take the next rank in rendezvous order that reports and is not overloaded."""
+        _, spill, skip = reasons
         missed = spill if view.usable[preferred] else skip
-        for position in sorted(range(len(order)), key=order.__getitem__, reverse=True):
-            if view.usable[position] and view.requests[position] <= limit:
-                return Choice(position, missed, preferred)
-        # Only ranks without a first report can all exceed the average of the others.
-        return Choice(self._fallback(view, 0), missed, preferred)
+        limit = self.threshold(view)
+        # Never empty: the least loaded of the counted ranks, all usable, is not above the average.
+        admitted = [
+            position
+            for position, load in enumerate(view.requests)
+            if view.usable[position] and load <= limit
+        ]
+        return Choice(max(admitted, key=order.__getitem__), missed, preferred)

@@ -1,0 +1,251 @@
+"""The wire: golden bytes, growth at the tail, endpoints. Bad messages: test_wire_bad_input.py."""
+
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sidecar import wire
+from sidecar.errors import EndpointError
+from sidecar.wire import LoadReport, Query, Refusal, Reply, RequestFacts, Want
+from tests.support import query, report
+
+FULL = Query(
+    version=1,
+    seq=7,
+    instance="host:30000",
+    epoch=1_700_000_000_000_000_000,
+    ranks=[0, 1, 7],
+    sent=[10, 20, 2**40],
+    sent_tokens=[100, 200, 300],
+    requests=[
+        RequestFacts(
+            routing_key=b"session-1",
+            namespace=2**64 - 1,
+            tokens=4096,
+            prefix_hash=0x1122334455667788,
+            block_hashes=[1, 2**64 - 1],
+            last_rank=7,
+            last_age_ms=1500,
+        ),
+        RequestFacts(),
+    ],
+    bypassed={"deadline": 3},
+    abstained={"pinned": 2},
+    about={"sglang": "0.5.23"},
+)
+GOLDEN = {
+    "query": (
+        FULL,
+        wire.decode_query,
+        "9ca571756572790107aa686f73743a3330303030cf17979cfe362a000093000107930a14cf00000100000000"
+        "009364ccc8cd012c9297c40973657373696f6e2d31cfffffffffffffffffcd1000cf11223344556677889201"
+        "cfffffffffffffffff07cd05dc97c4000000c090ffff81a8646561646c696e650381a670696e6e65640281a6"
+        "73676c616e67a6302e352e3233",
+    ),
+    "minimal query": (
+        Query(1, 1, "i", 0, [], [], [], []),
+        wire.decode_query,
+        "9ca571756572790101a1690090909090c0c0c0",
+    ),
+    "reply": (
+        Reply(
+            version=1,
+            seq=7,
+            boot=1_700_000_000_000_000_000,
+            policy="prefix_affinity",
+            policy_version=2,
+            ranks=[7, 0],
+            reasons=["affinity_hit", "fallback"],
+            want=Want(4096, False, 64, 128),
+        ),
+        wire.decode_answer,
+        "99a57265706c790107cf17979cfe362a0000af7072656669785f616666696e6974790292070092ac61666669"
+        "6e6974795f686974a866616c6c6261636b94cd1000c240cc80",
+    ),
+    "refusal": (
+        Refusal(1, 7, "no_live_rank", "the query names no live rank"),
+        wire.decode_answer,
+        "95a77265667573616c0107ac6e6f5f6c6976655f72616e6bbc746865207175657279206e616d6573206e6f20"
+        "6c6976652072616e6b",
+    ),
+    "load report": (
+        LoadReport(
+            version=1,
+            instance="host:30000",
+            rank=7,
+            epoch=1_700_000_000_000_000_001,
+            seq=42,
+            received=1000,
+            received_tokens=2_000_000,
+            running=3,
+            waiting=4,
+            tokens=5000,
+            capacity_tokens=100_000,
+            max_running=256,
+            waiting_uncached_tokens=600,
+        ),
+        wire.decode_report,
+        "9ea46c6f616401aa686f73743a333030303007cf17979cfe362a00012acd03e8ce001e84800304cd1388ce00"
+        "0186a0cd0100cd0258",
+    ),
+}
+
+
+def raw_of(message: Any) -> list[Any]:
+    """A message as the plain lists that another language sees."""
+    return msgspec.msgpack.decode(wire.encode(message))
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_golden_bytes(name: str) -> None:
+    message, decode, golden = GOLDEN[name]
+    assert wire.encode(message).hex() == golden
+    assert decode(bytes.fromhex(golden)) == message
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_elements_of_a_newer_peer_are_ignored(name: str) -> None:
+    message, decode, golden = GOLDEN[name]
+    raw = msgspec.msgpack.decode(bytes.fromhex(golden))
+    newer = [*raw, None, {"new": [1, 2]}, b"\xff", "text"]
+    assert decode(msgspec.msgpack.encode(newer)) == message
+
+
+def test_nested_elements_of_a_newer_peer_are_ignored() -> None:
+    raw = raw_of(FULL)
+    raw[8] = [[*facts, "new", 1] for facts in raw[8]]
+    assert wire.decode_query(msgspec.msgpack.encode(raw)) == FULL
+
+
+def test_missing_tail_elements_take_defaults() -> None:
+    raw = raw_of(FULL)
+    old = [*raw[:8], [[b"key"], []]]
+    decoded = wire.decode_query(msgspec.msgpack.encode(old))
+    assert decoded.requests == [RequestFacts(b"key"), RequestFacts()]
+    assert (decoded.bypassed, decoded.abstained, decoded.about) == (None, None, None)
+    assert wire.decode_report(msgspec.msgpack.encode(raw_of(report())[:10])) == report()
+    reply = raw_of(GOLDEN["reply"][0])
+    assert wire.decode_answer(msgspec.msgpack.encode([*reply[:8], []])).want == Want()
+
+
+def test_defaults_are_not_shared() -> None:
+    RequestFacts().block_hashes.append(1)
+    assert RequestFacts().block_hashes == []
+
+
+U64 = st.integers(0, 2**64 - 1)
+COUNT = st.integers(0, 2**62)
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=64)
+FACTS = st.builds(
+    RequestFacts,
+    st.binary(max_size=wire.MAX_KEY_BYTES),
+    U64,
+    COUNT,
+    st.none() | U64,
+    st.lists(U64, max_size=8),
+    st.integers(-1, 65535),
+    st.integers(-1, 2**62),
+)
+CAUSES = st.none() | st.dictionaries(TEXT, COUNT, max_size=4)
+
+
+@st.composite
+def queries(draw: st.DrawFn) -> Query:
+    ranks = draw(st.lists(st.integers(0, 65535), max_size=8))
+    counts = st.lists(COUNT, min_size=len(ranks), max_size=len(ranks))
+    return query(
+        draw(st.lists(FACTS, max_size=4)),
+        ranks=ranks,
+        sent=draw(counts),
+        sent_tokens=draw(counts),
+        seq=draw(COUNT),
+        instance=draw(TEXT.filter(bool)),
+        epoch=draw(COUNT),
+        bypassed=draw(CAUSES),
+        abstained=draw(CAUSES),
+        about=draw(st.none() | st.dictionaries(TEXT, TEXT, max_size=4)),
+    )
+
+
+@given(queries())
+def test_round_trip(message: Query) -> None:
+    assert wire.decode_query(wire.encode(message)) == message
+
+
+def test_every_bound_is_reached() -> None:
+    facts = RequestFacts(b"k" * 1024, 2**64 - 1, 2**62, 2**64 - 1, [2**64 - 1] * 4096, 65535, 2**62)
+    message = query(
+        [facts],
+        ranks=range(65536 - 1024, 65536),
+        sent=[2**62] * 1024,
+        sent_tokens=[2**62] * 1024,
+        seq=2**62,
+        instance="é" * 128,
+        bypassed={f"{i:064}": 2**62 for i in range(32)},
+        about={f"{i:064}": "é" * 256 for i in range(32)},
+    )
+    assert wire.decode_query(wire.encode(message)) == message
+    batch = query([RequestFacts()] * wire.MAX_BATCH)
+    assert len(wire.decode_query(wire.encode(batch)).requests) == wire.MAX_BATCH
+
+
+def test_reports_have_their_own_socket() -> None:
+    assert wire.report_endpoint("ipc:///run/x.sock") == "ipc:///run/x.sock.reports"
+    assert wire.report_endpoint("tcp://127.0.0.1:5555") == "tcp://127.0.0.1:5556"
+    assert wire.report_endpoint("tcp://[::1]:65534") == "tcp://[::1]:65535"
+
+
+SPARE = wire.MAX_IPC_PATH_BYTES - len(".reports")
+
+
+@pytest.mark.parametrize("letter", ["a", "é"])
+def test_ipc_path_at_the_limit(letter: str) -> None:
+    size = len(letter.encode())
+    path = "/" + letter * ((SPARE - 1) // size)
+    path += "x" * (SPARE - len(path.encode()))
+    assert wire.check_endpoint(f"ipc://{path}", allow_tcp=False) == f"ipc://{path}"
+    assert (
+        len(wire.report_endpoint(path and f"ipc://{path}").removeprefix("ipc://").encode()) == 107
+    )
+    with pytest.raises(EndpointError, match=f"{SPARE + 1} bytes, at most {SPARE}"):
+        wire.check_endpoint(f"ipc://{path}x", allow_tcp=False)
+
+
+@pytest.mark.parametrize("port", ["1", "5555", "65534"])
+def test_tcp_needs_leave(port: str) -> None:
+    endpoint = f"tcp://127.0.0.1:{port}"
+    assert wire.check_endpoint(endpoint, allow_tcp=True) == endpoint
+    with pytest.raises(EndpointError, match="allow_insecure_tcp"):
+        wire.check_endpoint(endpoint, allow_tcp=False)
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "text"),
+    [
+        ("ipc://run/x.sock", "absolute path"),
+        ("ipc://", "absolute path"),
+        ("ipc://./x", "absolute path"),
+        *[(f"tcp://h:{port}", "1 to 65534") for port in ("0", "65535", "99999", "-1", "x", "")],
+        *[(f"tcp://h:{port}", "1 to 65534") for port in ("1.5", " 5", "²", "*")],
+        ("tcp://h", "1 to 65534"),
+        ("tcp://", "1 to 65534"),
+        ("http://h:80", "ipc:// or tcp://"),
+        ("IPC:///x", "ipc:// or tcp://"),
+        ("/run/x.sock", "ipc:// or tcp://"),
+        ("inproc://x", "ipc:// or tcp://"),
+        ("", "ipc:// or tcp://"),
+    ],
+)
+def test_bad_endpoints(endpoint: str, text: str) -> None:
+    with pytest.raises(EndpointError, match=text):
+        wire.check_endpoint(endpoint, allow_tcp=True)
+
+
+@pytest.mark.parametrize("endpoint", ["ipc:///a\0b", "tcp://:5555", "tcp://h:\u0663"])
+def test_endpoints_that_no_socket_takes(endpoint: str) -> None:
+    """A NUL ends a path early, an empty host and foreign digits reach libzmq as they are."""
+    with pytest.raises(EndpointError):
+        wire.check_endpoint(endpoint, allow_tcp=True)
