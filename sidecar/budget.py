@@ -30,8 +30,8 @@ class RankState:
     reported_at: float = 0.0
     sent: int = 0
     sent_tokens: int = 0
-    # `sent` is compared with `received` from these origins: 0 while controller and scheduler started
-    # together, elsewhere else once one of them is a new incarnation.
+    # `sent` is compared with `received` from these origins: 0 while controller and scheduler
+    # started together, elsewhere once one of them is a new incarnation.
     sent_origin: int = 0
     sent_tokens_origin: int = 0
     pair: tuple[int, int | None] | None = None

@@ -10,7 +10,6 @@ import zmq
 from sidecar.errors import EndpointError
 from sidecar.wire import MAX_MESSAGE_BYTES, check_endpoint, report_endpoint
 
-
 # Plain integers: pyzmq's enumerations cost a microsecond each time they are looked at.
 _NOBLOCK, _SNDMORE = int(zmq.NOBLOCK), int(zmq.NOBLOCK | zmq.SNDMORE)
 

@@ -170,7 +170,8 @@ def test_no_live_rank_is_an_error_and_decides_nothing() -> None:
     with pytest.raises(PeerError) as caught:
         dispatcher.handle(query([keyed("k")], ranks=[]), 0.0)
     assert caught.value.cause == "no_live_rank"
-    assert not any(dispatcher.tallies[INSTANCE].decisions.values())
+    assert not dispatcher.tallies
+    assert not dispatcher.budget.instances
     assert dispatcher.handle(query(ranks=[]), 0.0).ranks == []  # a probe is welcome
     assert dispatcher.handle(query([keyed("k")]), 0.0).reasons == ["affinity_hit"]
 
