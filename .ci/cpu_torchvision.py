@@ -6,7 +6,6 @@ beside a CPU torch that extension does not load and the import of torchvision, a
 nothing until torchvision is imported, and does nothing where the operators exist (a CUDA build).
 """
 
-import importlib.abc
 import sys
 
 _SCHEMAS = (
@@ -18,7 +17,7 @@ _SCHEMAS = (
 _keep: list = []  # torch.library undoes its definitions when the object is collected
 
 
-class _DeclareBeforeTorchvision(importlib.abc.MetaPathFinder):
+class _DeclareBeforeTorchvision:
     def find_spec(self, fullname, path=None, target=None):
         # importing torch below looks for torchvision too: declare once, not recursively
         if fullname == "torchvision" and not _keep:

@@ -124,6 +124,9 @@ class SimulatedScheduler:
     def handle_generate_request(self, recv_req: Any) -> None:
         request = SimulatedRequest(recv_req, self.settings.default_output_tokens)
         self.waiting_queue.append(request)
+        if self.settings.journal:
+            with open(self.settings.journal, "a", encoding="utf-8") as journal:
+                journal.write(f"{request.rid}\t{self.placement.dp_rank}\n")
 
     def flush_cache(self) -> bool:
         idle = self.is_fully_idle()

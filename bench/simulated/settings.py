@@ -32,6 +32,9 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Capacity of the prefix cache of one rank."""
     default_output_tokens: Positive = 128
     """Length of an answer whose request sets no limit (there is no model to end it)."""
+    journal: str = ""
+    """File to which every rank appends a line `request id, tab, DP rank`; streamed answers of the
+    OpenAI API do not say which rank they come from."""
     time_scale: NonNegative = 1.0
     """Multiplies every duration: 1 is real time, 0 does not sleep at all."""
 

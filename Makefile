@@ -1,0 +1,40 @@
+# Two commands do everything on a fresh machine: `make demo` and `make test`.
+PYTHON_IN = .venv/bin/python
+OLD_SGLANG = 0.5.16
+
+.PHONY: help demo test lint type format bench venv clean
+
+help:
+	@echo "make demo [JSON=file]  a real SGLang server with simulated ranks, without and with the sidecar"
+	@echo "make test              every test, on SGLang 0.5.23 and $(OLD_SGLANG)"
+	@echo "make bench             cost of a decision, of the hook, of the round trip"
+	@echo "make lint type format  ruff, mypy --strict, ruff format"
+
+venv:
+	@.ci/venv
+
+demo: venv
+	$(PYTHON_IN) -m bench.demo $(if $(JSON),--json $(JSON))
+
+test: venv
+	@.ci/venv sglang $(OLD_SGLANG)
+	PYTHONPATH=.sglang/$(OLD_SGLANG) $(PYTHON_IN) -m pytest -q tests/contract tests/integration
+	$(PYTHON_IN) -m pytest -q
+
+lint: venv
+	$(PYTHON_IN) -m ruff check .
+	$(PYTHON_IN) -m ruff format --check .
+
+type: venv
+	$(PYTHON_IN) -m mypy
+
+format: venv
+	$(PYTHON_IN) -m ruff format .
+
+bench: venv
+	$(PYTHON_IN) -m bench.decide
+	$(PYTHON_IN) -W ignore -m bench.hook
+	$(PYTHON_IN) -m bench.roundtrip
+
+clean:
+	rm -rf .venv .sglang .pytest_cache .hypothesis .mypy_cache .ruff_cache bench/out

@@ -1,0 +1,101 @@
+"""SGLang's real schedulers on the CPU: a real radix cache, dummy weights, our load reports."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+import requests
+
+pytest.importorskip("sglang")
+
+from bench.demo import Sidecar
+from bench.simulated.launch import free_port
+from bench.simulated.model import write_model
+
+from .conftest import OLD, READY_SECONDS, eventually
+
+pytestmark = pytest.mark.skipif(OLD, reason="the old release is tested with simulated ranks")
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("real")
+    write_model(folder / "model")
+    sidecar = Sidecar(folder)
+    sidecar.start()
+    port = free_port()
+    arguments = (
+        f"--model-path {folder / 'model'} --served-model-name real --port {port} --dp-size 2 "
+        "--device cpu --load-format dummy --attention-backend torch_native --max-total-tokens 4096 "
+        "--disable-overlap-schedule --enable-cache-report --sleep-on-idle --log-level warning"
+    )
+    env = {
+        **os.environ,
+        "DP_SIDECAR_ENDPOINT": sidecar.endpoint,
+        "SGLANG_CPU_OMP_THREADS_BIND": "0|1" if (os.cpu_count() or 1) > 1 else "0|0",
+    }
+    log = (folder / "server.log").open("wb")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "sglang.launch_server", *arguments.split()],
+        env=env,
+        stdout=log,
+        stderr=log,
+    )
+    try:
+        wait_ready(process, port, folder / "server.log")
+        yield f"http://127.0.0.1:{port}", sidecar
+    finally:
+        for child in [*psutil.Process(process.pid).children(recursive=True), process]:
+            child.send_signal(signal.SIGKILL)
+        process.wait()
+        log.close()
+        sidecar.stop()
+
+
+def wait_ready(process, port, log):
+    deadline = time.monotonic() + READY_SECONDS
+    while time.monotonic() < deadline:
+        assert process.poll() is None, log.read_text()[-4000:]
+        try:
+            if requests.get(f"http://127.0.0.1:{port}/health_generate", timeout=5).ok:
+                return
+        except requests.RequestException:
+            time.sleep(0.25)
+    raise AssertionError(f"never ready: {log.read_text()[-4000:]}")
+
+
+def test_sessions_find_their_cache_and_the_load_returns_to_zero(server):
+    url, sidecar = server
+
+    def cached(key, turn):
+        content = f"{key[-1]} the of and to in is that it " * 10 * (turn + 1)
+        body = {"model": "real", "messages": [{"role": "user", "content": content}]}
+        response = requests.post(
+            f"{url}/v1/chat/completions",
+            json=body | {"max_tokens": 4},
+            headers={"x-smg-routing-key": key},
+            timeout=60,
+        )
+        usage = response.json()["usage"]
+        return usage["prompt_tokens_details"]["cached_tokens"], usage["prompt_tokens"]
+
+    for key in (f"session-{i}" for i in range(4)):
+        first, _ = cached(key, 0)
+        second, prompt = cached(key, 1)
+        assert first < 20
+        assert second > prompt * 0.4
+    status = sidecar.status()
+    assert status["decisions"] == {"prefix_affinity": {"affinity_hit": 8}}
+
+    def idle():
+        return all(
+            rank["sent"] == rank["received"] and not rank["running"] + rank["waiting"]
+            for rank in sidecar.status()["ranks"]
+        )
+
+    assert eventually(idle)
+    assert sum(rank["received"] for rank in sidecar.status()["ranks"]) >= 8 + 2

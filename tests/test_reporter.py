@@ -1,0 +1,230 @@
+"""Load reports over real sockets: whatever the listener does, a scheduler never waits."""
+
+import contextlib
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import zmq
+
+from sglang_hook.reporter import SEND_QUEUE, Reporter, Tokens
+from sidecar import wire
+from sidecar.wire import LoadReport
+from tests.processes import (
+    PATIENCE,
+    Clock,
+    Spy,
+    in_fork,
+    short_directory,
+    sidecar_process,
+    wait_for,
+)
+
+INTERVAL, HEARTBEAT = 5.0, 250.0
+STATE = (1, 2)
+
+
+@pytest.fixture
+def endpoint() -> Iterator[str]:
+    with short_directory() as path:
+        yield f"ipc://{path}/q.reports"
+
+
+class Scheduler:
+    """A Reporter whose clock moves one interval a step."""
+
+    def __init__(self, endpoint: str) -> None:
+        self.clock = Clock()
+        self.reporter = Reporter(endpoint, "i", 3, INTERVAL, HEARTBEAT, clock=self.clock)
+
+    def step(self, state: object = STATE, running: int = 1, waiting: int = 2) -> bool:
+        self.clock.now += INTERVAL
+        return self.reporter.push(state, running, waiting)
+
+    def spy(self) -> Spy:
+        spy = Spy(self.reporter._connected())
+        self.reporter._socket = spy
+        return spy
+
+
+@contextlib.contextmanager
+def scheduler(endpoint: str) -> Iterator[Scheduler]:
+    made = Scheduler(endpoint)
+    try:
+        yield made
+    finally:
+        socket = made.reporter._socket
+        made.reporter.close()
+        if socket is not None:
+            socket.context.term()
+
+
+class Listener:
+    """A PULL socket that reads when told to."""
+
+    def __init__(self, endpoint: str, **options: int) -> None:
+        self.context = zmq.Context()
+        self.socket = self.context.socket(zmq.PULL)
+        for name, value in options.items():
+            self.socket.setsockopt(getattr(zmq, name), value)
+        self.socket.bind(endpoint)
+
+    def __enter__(self) -> "Listener":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.socket.close(0)
+        self.context.term()
+
+    def next(self) -> LoadReport:
+        assert self.socket.poll(PATIENCE * 1000), "no report"
+        return wire.decode_report(self.socket.recv())
+
+
+def test_delivery(endpoint: str) -> None:
+    with Listener(endpoint) as listener, scheduler(endpoint) as made:
+        reporter = made.reporter
+        reporter.count(100)
+        reporter.count(11)
+        reporter.tokens = Tokens(1, 2, 3, 4)
+        wait_for(made.step)
+        first = listener.next()
+        assert (first.instance, first.rank, first.epoch) == ("i", 3, reporter.epoch)
+        assert (first.received, first.received_tokens) == (2, 111)
+        assert (first.running, first.waiting) == (1, 2)
+        told = (first.tokens, first.capacity_tokens, first.max_running)
+        assert (*told, first.waiting_uncached_tokens) == (1, 2, 3, 4)
+        reporter.count(1)
+        assert made.step(running=7, waiting=0)
+        second = listener.next()
+        assert (second.running, second.waiting, second.received) == (7, 0, 3)
+        assert (second.epoch, second.seq) == (first.epoch, first.seq + 1)
+
+
+def test_it_is_due_after_a_change_or_a_heartbeat(endpoint: str) -> None:
+    with Listener(endpoint), scheduler(endpoint) as made:
+        reporter, clock = made.reporter, made.clock
+        assert reporter.due(STATE)
+        wait_for(made.step)
+        assert not reporter.due("other")
+        clock.now += INTERVAL
+        assert not reporter.due(STATE)
+        assert reporter.due("other")
+        reporter.count(1)
+        assert reporter.due(STATE)
+        assert made.step()
+        clock.now += HEARTBEAT - 1
+        assert not reporter.due(STATE)
+        clock.now += 1
+        assert reporter.due(STATE)
+
+
+def test_case_29_nobody_listens(endpoint: str) -> None:
+    with scheduler(endpoint) as made:
+        spy = made.spy()
+        for _ in range(5000):
+            assert made.step() is False
+            assert not made.reporter.due(STATE)
+            made.clock.now += INTERVAL
+            assert made.reporter.due(STATE)
+        assert (spy.waits, spy.sends) == (0, 0)
+        with Listener(endpoint) as listener:
+            wait_for(made.step)
+            # Nothing was kept for the listener to come: all that is old is worthless.
+            assert listener.next().seq == made.reporter._seq > 5000
+            assert not listener.socket.poll(0)
+            made.clock.now += INTERVAL
+            assert not made.reporter.due(STATE)
+
+
+def test_the_listener_does_not_read(endpoint: str) -> None:
+    with Listener(endpoint, RCVHWM=1, RCVBUF=4096) as listener, scheduler(endpoint) as made:
+        spy = made.spy()
+        wait_for(made.step)
+        taken = 1
+        while made.step():
+            taken += 1
+            assert taken < 100_000, "no bound to what is queued"
+        for _ in range(1000):
+            made.step()
+            assert made.reporter.due(STATE) is False
+            made.clock.now += INTERVAL
+            assert made.reporter.due(STATE) or made.reporter._sent_state is not None
+        assert spy.waits == 0
+        seen = [listener.next().seq]
+        while listener.socket.poll(200):
+            seen.append(wire.decode_report(listener.socket.recv()).seq)
+        assert seen == sorted(set(seen))
+        assert len(seen) == spy.sends
+        wait_for(made.step)
+        assert listener.next().seq == made.reporter._seq
+
+
+def test_the_queue_is_short(endpoint: str) -> None:
+    with scheduler(endpoint) as made:
+        assert made.reporter._connected().get(zmq.SNDHWM) == SEND_QUEUE
+
+
+def test_a_stopped_sidecar_blocks_nobody(endpoint: str) -> None:
+    with sidecar_process(endpoint.removesuffix(".reports")) as sidecar:
+        with scheduler(endpoint) as made:
+            spy = made.spy()
+            wait_for(made.step)
+            sidecar.freeze()
+            for _ in range(20_000):
+                made.step()
+            assert spy.waits == 0
+            assert made.step() is False
+            sidecar.signal(signal.SIGCONT)
+            wait_for(made.step)
+            wait_for(lambda: sidecar.metric("load_reports_total") == spy.sends)
+            assert sidecar.metric("rejected_messages_total") is None
+            assert sidecar.metric("running_requests", instance="i", dp_rank="3") == 1
+
+
+def test_a_sidecar_that_dies_and_returns(endpoint: str) -> None:
+    with scheduler(endpoint) as made:
+        for _ in range(2):
+            wait_for(lambda: made.step() is False)
+            with sidecar_process(endpoint.removesuffix(".reports")) as sidecar:
+                wait_for(made.step)
+                wait_for(
+                    lambda sidecar=sidecar: (
+                        made.step() and sidecar.metric("waiting_requests", instance="i") == 2
+                    )
+                )
+                sidecar.kill()
+
+
+def test_close_and_push_again(endpoint: str) -> None:
+    with Listener(endpoint) as listener, scheduler(endpoint) as made:
+        wait_for(made.step)
+        context = made.reporter._connected().context
+        made.reporter.close()
+        made.reporter.close()
+        context.term()
+        wait_for(made.step)
+        assert listener.next().seq < listener.next().seq
+
+
+def test_a_forked_child_has_a_socket_of_its_own(endpoint: str) -> None:
+    with Listener(endpoint) as listener, scheduler(endpoint) as made:
+        wait_for(made.step)
+        assert listener.next().running == 1
+        inherited = made.reporter._socket
+
+        def child() -> str:
+            wait_for(lambda: made.step(running=77))
+            assert made.reporter._socket is not inherited
+            # The parent reads it before the socket goes, which lingers for nothing.
+            wait_for(lambda: not made.reporter._connected().poll(0, zmq.POLLOUT) or made.step())
+            return "pushed"
+
+        assert in_fork(child) == "pushed"
+        assert in_fork(lambda: made.reporter.close() or "closed") == "closed"
+        assert made.reporter._socket is inherited
+        assert made.step(running=55)
+        seen: set[int] = set()
+        wait_for(lambda: seen.add(listener.next().running) or 55 in seen)
+        assert seen <= {77, 55}
