@@ -1,8 +1,8 @@
 """Lets PyPI's torchvision import beside a CPU build of torch (test environments only).
 
-torchvision registers fake kernels for two operators that only its compiled CUDA extension declares;
-beside a CPU torch that extension does not load and the import of torchvision, and so of sglang, fails.
-`.ci/venv` copies this file into the test environment and runs `install()` from a `.pth` file. It costs
+torchvision registers fake kernels for two operators that only its compiled CUDA extension
+declares; beside a CPU torch that extension does not load, and the import of torchvision, and so of
+sglang, fails. `.ci/venv` copies this file into the test environment and runs `install()` from a `.pth` file. It costs
 nothing until torchvision is imported, and does nothing where the operators exist (a CUDA build).
 """
 
@@ -23,7 +23,6 @@ class _DeclareBeforeTorchvision:
         if fullname == "torchvision" and not _keep:
             _keep.append(None)
             _declare()
-        return None
 
 
 def _declare() -> None:

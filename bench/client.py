@@ -13,7 +13,7 @@ import msgspec
 from openai import AsyncOpenAI, OpenAIError
 
 ROUTING_KEY_HEADER = "x-smg-routing-key"
-_WORDS = "the of and to in is that it was for on are as with his they at be this from".split()
+_WORDS = ("the", "of", "and", "to", "in", "is", "that", "it", "was", "for", "on", "are", "as", "be")
 
 
 class Row(msgspec.Struct):

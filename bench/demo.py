@@ -191,16 +191,23 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 def table(arms: list[dict[str, Any]]) -> list[list[str]]:
+    """The arms as rows, the header first."""
+
+    def row(arm: dict[str, Any]) -> list[str]:
+        return [
+            arm["name"],
+            str(arm["requests"]),
+            str(arm["failed"]),
+            f"<= {arm['max_ranks_per_session']}",
+            f"{arm['cached_token_share']:.1%}",
+            str(arm["spills"]),
+            str(arm["fallbacks"]),
+            f"{arm['ttft_ms']['p50']:.0f}",
+            f"{arm['ttft_ms']['p99']:.0f}",
+        ]
+
     head = ["", "requests", "failed", "ranks a session", "cached tokens", "spills", "fallbacks"]
-    rows = [[*head, "TTFT p50 ms*", "TTFT p99 ms*"]]
-    for arm in arms:
-        rows.append(
-            [arm["name"], str(arm["requests"]), str(arm["failed"])]
-            + [f"<= {arm['max_ranks_per_session']}", f"{arm['cached_token_share']:.1%}"]
-            + [str(arm["spills"]), str(arm["fallbacks"])]
-            + [f"{arm['ttft_ms']['p50']:.0f}", f"{arm['ttft_ms']['p99']:.0f}"]
-        )
-    return rows
+    return [[*head, "TTFT p50 ms*", "TTFT p99 ms*"], *map(row, arms)]
 
 
 def main() -> int:
@@ -222,8 +229,9 @@ def main() -> int:
     print("* simulated ranks: real HTTP, tokenizer, controller and hook; no model, no GPU")
     print(
         f"outage: {outage['requests']} requests, {outage['failed']} failed, "
-        f"{outage['moved_sessions']} sessions moved, {outage['bypassed']} decided by the hook alone,"
-        f" first remote decision {outage['seconds_to_first_remote_decision']} s after the restart"
+        f"{outage['moved_sessions']} sessions moved, {outage['bypassed']} decided by the hook "
+        f"alone, first remote decision {outage['seconds_to_first_remote_decision']} s after the "
+        "start of the new process"
     )
     if options.json:
         Path(options.json).write_text(

@@ -50,7 +50,7 @@ def encoded_query(seq: int, sent: list[int], requests: int) -> bytes:
 
 
 def pin(core: int) -> None:
-    """Stay on this core (modulo those there are), with every thread and process made from now on."""
+    """Stay on this core (modulo their number), as will threads and processes made from now on."""
     os.sched_setaffinity(0, {CORES[core % len(CORES)]})
 
 

@@ -148,7 +148,6 @@ REFUSALS = (
     "malformed",
     "field",
     "utf8",
-    "oversized",
     "no_live_rank",
     "older_controller",
     "too_many_instances",

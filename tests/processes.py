@@ -30,7 +30,7 @@ PATIENCE = 10.0
 NOBODY = 65534
 
 # Under the range that the kernel takes ports of outgoing connections from.
-_ports = itertools.count(20_000 + os.getpid() * 7 % 10_000)
+_ports = itertools.count(20_000 + os.getpid() * 101 % 12_000)
 
 
 def wait_for(condition: Callable[[], Any], timeout: float = PATIENCE, pause: float = 0.005) -> Any:
@@ -77,6 +77,22 @@ def gone(pid: int) -> bool:
         return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return True
+
+
+def mentioning(text: str) -> list[psutil.Process]:
+    """Living processes whose command line holds `text`."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if text in " ".join(process.cmdline()) and not gone(process.pid):
+                found.append(process)
+    return found
+
+
+# What a peer says that speaks ZeroMQ with a security mechanism of another name, and what one says
+# that speaks something else.
+FOREIGN_GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"BOGUS".ljust(20, b"\0") + bytes(32)
+FOREIGN_TEXT = b"HTTP/1.1 400 Bad Request\r\n\r\n" * 10
 
 
 def is_stopped(pid: int) -> bool:
@@ -307,8 +323,8 @@ class Clock:
         return self.now
 
 
-def in_fork(task: Callable[[], Any]) -> str:
-    """`str(task())` of a forked child, which has PATIENCE to return."""
+def in_fork(task: Callable[[], Any], meanwhile: Callable[[], Any] = lambda: None) -> str:
+    """`str(task())` of a forked child, which has PATIENCE to return; `meanwhile` runs here."""
     import warnings
 
     receiving, sending = os.pipe()
@@ -327,6 +343,7 @@ def in_fork(task: Callable[[], Any]) -> str:
                 os._exit(0)
     os.close(sending)
     try:
+        meanwhile()
         wait_for(lambda: os.waitpid(pid, os.WNOHANG)[0] == pid)
         with os.fdopen(receiving) as pipe:
             return pipe.read()

@@ -4,6 +4,7 @@ import contextlib
 import os
 import queue
 import signal
+import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -17,6 +18,8 @@ from sglang_hook.controller import Chooser, Dispatch
 from sidecar import wire
 from sidecar.wire import Query, Refusal, Reply, Want
 from tests.processes import (
+    FOREIGN_GREETING,
+    FOREIGN_TEXT,
     NOBODY,
     PATIENCE,
     Clock,
@@ -73,9 +76,9 @@ class Hook:
             assert isinstance(answer, str)
         return answer
 
-    def meet(self) -> None:
+    def meet(self, timeout: float = PATIENCE) -> None:
         """Ask until the sidecar answers."""
-        wait_for(self.answered)
+        wait_for(self.answered, timeout)
 
     def answered(self) -> bool:
         self.clock.now += INTERVAL
@@ -94,10 +97,10 @@ def hooked(endpoint: str, **settings: int) -> Iterator[Hook]:
     try:
         yield hook
     finally:
-        socket = hook.client._socket
+        opened = hook.client._socket
         hook.client.close()
-        if socket is not None:
-            socket.context.term()
+        if opened is not None:
+            opened.context.term()
 
 
 Script = Callable[[Query], "list[bytes] | None"]
@@ -309,7 +312,28 @@ def test_case_2_an_answer_over_the_bound(endpoint: str) -> None:
         router.script = wrong(b"\x01" * (wire.MAX_MESSAGE_BYTES + 1))
         assert hook.ask() in ALONE
         router.script = well_behaved
-        hook.meet()
+        hook.meet(5)
+
+
+@pytest.mark.parametrize("said", [FOREIGN_TEXT, FOREIGN_GREETING], ids=["text", "greeting"])
+def test_case_2_a_stranger_at_the_address(endpoint: str, directory: Path, said: bytes) -> None:
+    """It goes, the sidecar comes, and the hook, which cannot be restarted, meets it."""
+    with hooked(endpoint, deadline_ms=500) as hook:
+        with socket.socket(socket.AF_UNIX) as stranger:
+            stranger.bind(str(directory / "q"))
+            stranger.listen()
+            stranger.settimeout(PATIENCE)
+            assert hook.ask() == "unreachable"
+            with stranger.accept()[0] as connection:
+                connection.settimeout(PATIENCE)
+                connection.sendall(said)
+                while connection.recv(4096):
+                    pass
+            hook.clock.now += INTERVAL
+            assert hook.ask() in ALONE
+        (directory / "q").unlink()
+        with sidecar_process(endpoint):
+            hook.meet(5)
 
 
 # ---- silence
@@ -377,9 +401,9 @@ def test_an_answer_to_what_was_given_up_is_not_nobody(endpoint: str) -> None:
         assert hook.ask() == "breaker_open"
         wait_for(lambda: len(router.queries) == number + 2)
         router.answer_late(number)
-        socket = hook.client._connected()
+        connected = hook.client._connected()
         for _ in range(200):
-            socket.poll(1)
+            connected.poll(1)
             assert hook.ask() == "breaker_open"
 
 
@@ -425,21 +449,23 @@ def test_probes_carry_everything_at_most_one_an_interval(endpoint: str) -> None:
         assert chooser.bypassed["deadline"] == 1
         wait_for(lambda: router.queries[-1].requests)
         known = len(router.queries)
+        waited = chooser.bypassed["breaker_open"]
         steps = 4 * int(INTERVAL)
         for _ in range(steps):
             hook.clock.now += 1.0
             chooser.choose([nothing] * 3)
         wait_for(lambda: len(router.queries) == known + 4)
         probes = router.queries[known:]
-        assert chooser.bypassed["breaker_open"] == 3 * steps
+        assert chooser.bypassed["breaker_open"] == waited + 3 * steps
         for asked in probes:
             assert asked.requests == []
             assert asked.about == {"hook": "1"}
             assert asked.abstained == {"pinned": 1}
             assert asked.sent == [0, 1, 0]
-        told = [asked.bypassed["breaker_open"] for asked in probes if asked.bypassed]
-        assert len(told) + ("breaker_open" not in (probes[0].bypassed or {})) >= 4
-        assert told == sorted(told)
+            assert asked.bypassed["deadline"] == 1
+        told = [asked.bypassed["breaker_open"] for asked in probes]
+        # Three requests a step; a probe tells what was counted before it.
+        assert [later - told[0] for later in told] == [0, 15, 30, 45]
 
 
 # ---- kill and restart

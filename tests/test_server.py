@@ -141,13 +141,15 @@ def test_case_33_the_metrics_port_is_taken(endpoint: str) -> None:
             assert sidecar.stop() == 0
 
 
-@pytest.mark.parametrize("host", ["198.51.100.7", "x" * 70])
+@pytest.mark.parametrize("host", ["198.51.100.7", "x" * 70], ids=["not ours", "no name"])
 def test_case_33_the_metrics_address_cannot_be_had(endpoint: str, host: str) -> None:
     flags = (f"--admin-host={host}", "--admin-port=19477")
     with sidecar_process(endpoint, *flags, ready=False) as sidecar:
         wait_for(lambda: sidecar.lines("ready:") or sidecar.process.poll() is not None)
         assert sidecar.process.poll() is None, sidecar.log()
         assert answers(sidecar)
+        assert len(sidecar.lines("WARNING")) == 1
+        assert sidecar.lines("WARNING", host)
 
 
 # ---- the address

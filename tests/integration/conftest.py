@@ -104,5 +104,3 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
             yield Live(server, sidecar, journal)
     finally:
         sidecar.stop()
-
-
