@@ -2,8 +2,8 @@
 
 torchvision registers fake kernels for two operators that only its compiled CUDA extension
 declares; beside a CPU torch that extension does not load, and the import of torchvision, and so of
-sglang, fails. `.ci/venv` copies this file into the test environment and runs `install()` from a `.pth` file. It costs
-nothing until torchvision is imported, and does nothing where the operators exist (a CUDA build).
+sglang, fails. `.ci/venv` copies this file into the test environment and runs `install()` from a
+`.pth` file. It costs nothing until torchvision is imported, and does nothing beside a CUDA build.
 """
 
 import sys

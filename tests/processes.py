@@ -1,6 +1,7 @@
 """Real processes and sockets for the tests: started, waited for by a condition, always ended."""
 
 import contextlib
+import ctypes
 import http.client
 import itertools
 import os
@@ -99,6 +100,15 @@ def is_stopped(pid: int) -> bool:
     return psutil.Process(pid).status() == psutil.STATUS_STOPPED
 
 
+_libc = ctypes.CDLL(None)
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+
+def _die_with_parent() -> None:
+    """Ask the kernel for a SIGKILL when pytest itself is killed: no `finally` runs then."""
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
 class Running:
     """A process of ours, its output and its end."""
 
@@ -114,6 +124,7 @@ class Running:
             cwd=ROOT,
             env=clean_env() if env is None else env,
             start_new_session=True,
+            preexec_fn=_die_with_parent,  # noqa: PLW1509 - one system call, no lock
             **popen,
         )
         self.pid = self.process.pid
