@@ -4,12 +4,12 @@ After a miss the breaker is open: nothing is waited for until the sidecar gives 
 is the late answer itself or the answer to a probe, both looked for without blocking.
 """
 
-import os
 import time
 from collections.abc import Callable
 
 import zmq
 
+from sglang_hook.peer import Peer
 from sidecar import wire
 from sidecar.errors import PeerError
 
@@ -34,7 +34,6 @@ class SidecarClient:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.endpoint = endpoint
-        self.deadline_ms = deadline_ms
         self.misses_to_open = misses
         self.probe_interval = probe_interval
         self.probe = probe
@@ -46,15 +45,22 @@ class SidecarClient:
         """Cause while the breaker is open: is nobody there, or somebody who does not answer?"""
         self._misses = 0
         self._next_probe = 0.0
-        self._socket: zmq.Socket[bytes] | None = None
-        self._pid = -1
+        # RELAXED: a lost answer does not block the next query; CORRELATE: a late answer is dropped
+        # by its id.
+        options: dict[int, int] = {
+            zmq.REQ_RELAXED: 1,
+            zmq.REQ_CORRELATE: 1,
+            zmq.SNDHWM: SEND_QUEUE,
+            zmq.RCVTIMEO: deadline_ms,
+        }
+        self._peer = Peer(zmq.REQ, endpoint, options, self.clock)
 
     def ask(self, payload: bytes, seq: int) -> wire.Reply | str:
         """Send an encoded query; return the reply, or why there is none (a bypass cause)."""
         if self.open and not self._alive():
             return self._silence
         try:
-            socket = self._connected()
+            socket = self._peer.socket()
             socket.send(payload, zmq.NOBLOCK)
         except zmq.ZMQError as error:
             return self._unreachable(error)
@@ -69,7 +75,7 @@ class SidecarClient:
     def greet(self, patience_ms: int = 250) -> None:
         """Meet the sidecar before the first request; waits, so only for the start of a process."""
         try:
-            socket = self._connected()
+            socket = self._peer.socket()
             if socket.poll(patience_ms, zmq.POLLOUT) and not self._alive():
                 socket.poll(patience_ms, zmq.POLLIN)
                 self._alive()
@@ -78,17 +84,13 @@ class SidecarClient:
 
     def close(self) -> None:
         """Drop the socket; the next query makes another."""
-        socket, self._socket = self._socket, None
-        # A socket inherited through fork belongs to the parent.
-        if socket is not None and self._pid == os.getpid():
-            socket.close(0)
+        self._peer.close()
 
     def _unreachable(self, error: zmq.ZMQError) -> str:
         """Nobody is connected, the queue to a silent sidecar is full, or the socket is broken."""
         self.open = True
         self._silence = "unreachable"
-        if error.errno != zmq.EAGAIN:
-            self.close()
+        self._peer.failed(error)
         return self._silence
 
     def _missed(self) -> str:
@@ -102,10 +104,11 @@ class SidecarClient:
 
     def _read(self, data: bytes, seq: int) -> wire.Reply | str:
         self._misses = 0
+        self._peer.worked()
         try:
             answer = wire.decode_answer(data)
-        except PeerError:
-            return "malformed"
+        except PeerError as error:
+            return "version" if error.cause == "version" else "malformed"
         if isinstance(answer, wire.Refusal):
             return "refused"
         if answer.seq != seq:
@@ -116,11 +119,8 @@ class SidecarClient:
     def _alive(self) -> bool:
         """Look for a sign of life without waiting; probe if it is time to. Closes the breaker."""
         try:
-            socket = self._connected()
-            if int(socket.get(zmq.EVENTS)) & zmq.POLLIN:
-                self.open = False
-                self._misses = 0
-                self._note(socket.recv(zmq.NOBLOCK))
+            socket = self._peer.socket()
+            if int(socket.get(zmq.EVENTS)) & zmq.POLLIN and self._listen(socket):
                 return True
             if self.clock() >= self._next_probe:
                 self._next_probe = self.clock() + self.probe_interval
@@ -130,6 +130,18 @@ class SidecarClient:
             self._unreachable(error)
         return False
 
+    def _listen(self, socket: "zmq.Socket[bytes]") -> bool:
+        """Take what has come; False if it was an answer to a query long given up."""
+        try:
+            data = socket.recv(zmq.NOBLOCK)
+        except zmq.Again:
+            return False
+        self.open = False
+        self._misses = 0
+        self._peer.worked()
+        self._note(data)
+        return True
+
     def _note(self, data: bytes) -> None:
         """Learn what the active policy wants from a probe's answer."""
         try:
@@ -138,22 +150,3 @@ class SidecarClient:
             return
         if isinstance(answer, wire.Reply):
             self.heard(answer)
-
-    def _connected(self) -> "zmq.Socket[bytes]":
-        if self._socket is None or self._pid != os.getpid():
-            self._pid = os.getpid()
-            socket: zmq.Socket[bytes] = zmq.Context().socket(zmq.REQ)
-            # RELAXED: a lost answer does not block the next query; CORRELATE: a late answer is
-            # dropped by its id; IMMEDIATE: with nobody connected a send fails instead of queueing.
-            socket.setsockopt(zmq.REQ_RELAXED, 1)
-            socket.setsockopt(zmq.REQ_CORRELATE, 1)
-            socket.setsockopt(zmq.IMMEDIATE, 1)
-            socket.setsockopt(zmq.LINGER, 0)
-            socket.setsockopt(zmq.SNDHWM, SEND_QUEUE)
-            socket.setsockopt(zmq.RCVTIMEO, self.deadline_ms)
-            socket.setsockopt(zmq.RECONNECT_IVL, 20)
-            socket.setsockopt(zmq.RECONNECT_IVL_MAX, 200)
-            socket.setsockopt(zmq.MAXMSGSIZE, wire.MAX_MESSAGE_BYTES)
-            socket.connect(self.endpoint)
-            self._socket = socket
-        return self._socket

@@ -1,12 +1,12 @@
 """The scheduler side: load reports, pushed without ever blocking a step."""
 
-import os
 import time
 from collections.abc import Callable
 from typing import NamedTuple
 
 import zmq
 
+from sglang_hook.peer import Peer
 from sidecar import wire
 
 # A full queue means that the sidecar does not read; newer reports make older ones worthless.
@@ -50,8 +50,7 @@ class Reporter:
         self._seq = 0
         self._sent_at = float("-inf")
         self._sent_state: object = None
-        self._socket: zmq.Socket[bytes] | None = None
-        self._pid = -1
+        self._peer = Peer(zmq.PUSH, endpoint, {zmq.SNDHWM: SEND_QUEUE}, self.clock)
 
     def count(self, tokens: int) -> None:
         """Account a request that the scheduler has taken in."""
@@ -82,29 +81,15 @@ class Reporter:
             *self.tokens,
         )
         try:
-            self._connected().send(wire.encode(report), zmq.NOBLOCK)
-        except zmq.ZMQError:
+            self._peer.socket().send(wire.encode(report), zmq.NOBLOCK)
+        except zmq.ZMQError as error:
+            self._peer.failed(error)
             self._sent_state = None
             return False
+        self._peer.worked()
         self._sent_state = (state, self.received)
         return True
 
     def close(self) -> None:
         """Drop the socket; the next report makes another."""
-        socket, self._socket = self._socket, None
-        if socket is not None and self._pid == os.getpid():
-            socket.close(0)
-
-    def _connected(self) -> "zmq.Socket[bytes]":
-        if self._socket is None or self._pid != os.getpid():
-            self._pid = os.getpid()
-            socket: zmq.Socket[bytes] = zmq.Context().socket(zmq.PUSH)
-            # IMMEDIATE: with nobody connected a send fails instead of queueing.
-            socket.setsockopt(zmq.IMMEDIATE, 1)
-            socket.setsockopt(zmq.LINGER, 0)
-            socket.setsockopt(zmq.SNDHWM, SEND_QUEUE)
-            socket.setsockopt(zmq.RECONNECT_IVL, 20)
-            socket.setsockopt(zmq.RECONNECT_IVL_MAX, 200)
-            socket.connect(self.endpoint)
-            self._socket = socket
-        return self._socket
+        self._peer.close()

@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -80,6 +81,8 @@ def main(argv: Sequence[str] | None = None) -> int:
                 arguments["server"],
                 arguments["server_module"],
             )
+        # Until the server handles it, a reload must not be the end of it.
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
         uvloop.run(_serve(settings, load))
     except ConfigError as error:
         print(f"sglang-dp-sidecar: {error}", file=sys.stderr)

@@ -171,7 +171,8 @@ def _overrides(source: str, given: Mapping[str, str]) -> dict[str, Any]:
 def _read(file: str | os.PathLike[str]) -> dict[str, Any]:
     try:
         return tomllib.loads(Path(file).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
+        # tomllib raises more than its own error: for nesting, for numbers of thousands of digits.
         raise ConfigError(f"{file}: {error}") from None
 
 

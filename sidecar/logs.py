@@ -2,10 +2,22 @@
 
 import json
 import logging
+import re
 import time
 from collections.abc import Callable
 
 logger = logging.getLogger("sglang_dp_sidecar")
+
+
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
+
+
+class TextFormatter(logging.Formatter):
+    """One line an event: what a peer sent cannot begin a line of its own."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        record.message = _CONTROL.sub(lambda found: repr(found[0])[1:-1], record.message)
+        return super().formatMessage(record)
 
 
 class JsonFormatter(logging.Formatter):
@@ -28,7 +40,7 @@ def configure(level: str, form: str) -> None:
     handler.setFormatter(
         JsonFormatter()
         if form == "json"
-        else logging.Formatter("%(asctime)s %(levelname)s sglang-dp-sidecar: %(message)s")
+        else TextFormatter("%(asctime)s %(levelname)s sglang-dp-sidecar: %(message)s")
     )
     logger.handlers[:] = [handler]
     logger.setLevel(level.upper())

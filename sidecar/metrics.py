@@ -38,6 +38,7 @@ BYPASS_CAUSES = frozenset(
         "hook_error",
         "no_live_rank",
         "oversized",
+        "version",
     }
 )
 ABSTAIN_CAUSES = frozenset({"pinned", "health_check", "warm_up", "bootstrap_room"})

@@ -20,8 +20,9 @@ from sidecar.metrics import Health
 from sidecar.policies import make_policy
 from sidecar.sockets import Sockets, receive, send
 
-# Messages of one socket before the loop looks after the other and after HTTP.
-BURST = 128
+# Time for one socket before the loop looks after the other, HTTP and signals: the deadline of most
+# hooks is 5 ms.
+BURST_NS = 2_000_000
 
 # Plain integers: pyzmq's enumerations cost a microsecond each time they are looked at.
 _NOBLOCK = int(zmq.NOBLOCK)
@@ -60,7 +61,8 @@ class Server:
         # The FD is edge-triggered: what came before the reader was added must be asked for.
         loop.call_soon(self._on_queries)
         loop.call_soon(self._on_reports)
-        await self._start_admin()
+        # Dispatch waits for nobody: an address may take long to resolve.
+        admin = asyncio.create_task(self._start_admin())
         # Nothing made until here dies before the process does: keep it out of every collection.
         gc.collect()
         gc.freeze()
@@ -69,6 +71,8 @@ class Server:
         try:
             await self._stop.wait()
         finally:
+            admin.cancel()
+            await asyncio.gather(admin, return_exceptions=True)
             await self._shut_down(loop)
 
     def reload(self) -> None:
@@ -99,21 +103,19 @@ class Server:
         if admin.port == 0:
             return
         try:
-            await self.admin.start(admin.host, admin.port)
-        except OSError as error:
-            # Dispatch matters more than being watched.
-            logger.warning(
-                "no HTTP on %s:%d: %s; dispatch serves", admin.host, admin.port, error.strerror
-            )
+            port = await self.admin.start(admin.host, admin.port)
+        except (OSError, UnicodeError) as error:
+            # Dispatch matters more than being watched. (A name no DNS can hold is a UnicodeError.)
+            logger.warning("no HTTP on %s:%d: %s; dispatch serves", admin.host, admin.port, error)
+        else:
+            logger.info("http on %s:%d", admin.host, port)
 
     def _log_ready(self) -> None:
         logger.info(
-            "ready: version %s pid %d endpoint %s http %s:%d policy %s %s",
+            "ready: version %s pid %d endpoint %s policy %s %s",
             __version__,
             os.getpid(),
             self.config.serve.endpoint,
-            self.config.admin.host,
-            self.config.admin.port,
             self.dispatcher.policy.name,
             self.config.policy.params(),
         )
@@ -121,7 +123,7 @@ class Server:
     async def _shut_down(self, loop: asyncio.AbstractEventLoop) -> None:
         self.ready = False
         deadline = time.monotonic() + self.config.serve.drain_seconds
-        while self._serve_burst() and time.monotonic() < deadline:
+        while time.monotonic() < deadline and self._serve_burst():
             await asyncio.sleep(0)
         with contextlib.suppress(ValueError, OSError):
             loop.remove_reader(self.router.fileno())
@@ -135,13 +137,14 @@ class Server:
             asyncio.get_running_loop().call_soon(self._on_queries)
 
     def _serve_burst(self) -> bool:
-        """Answer up to BURST queries; True if there may be more.
+        """Answer queries for up to BURST_NS; True if there may be more.
 
         Before it returns False the socket itself must have said that it holds nothing: its FD tells
         of new messages only once, and any call on the socket may take that news away.
         """
         router = self.router
-        for _ in range(BURST):
+        until = time.perf_counter_ns() + BURST_NS
+        while time.perf_counter_ns() < until:
             try:
                 frames = receive(router)
             except zmq.Again:
@@ -176,7 +179,8 @@ class Server:
     def _on_reports(self) -> None:
         if self.pull.closed:
             return
-        for _ in range(BURST):
+        until = time.perf_counter_ns() + BURST_NS
+        while time.perf_counter_ns() < until:
             try:
                 payload = self.pull.recv(_NOBLOCK)
             except zmq.Again:

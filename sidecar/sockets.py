@@ -1,5 +1,6 @@
 """Binding: one sidecar an address, mode 0600, stale files taken over, other people's files kept."""
 
+import contextlib
 import fcntl
 import os
 import stat
@@ -100,6 +101,7 @@ class Sockets:
         self.router: zmq.Socket[bytes] = self.context.socket(zmq.ROUTER)
         self.pull: zmq.Socket[bytes] = self.context.socket(zmq.PULL)
         self._lock: Lock | None = None
+        self._bound: list[str] = []
 
     def bind(self) -> None:
         """Bind both. Raises EndpointError; nothing stays bound then."""
@@ -122,6 +124,10 @@ class Sockets:
     def close(self) -> None:
         """Close sockets, remove their files, release the lock; safe to call twice."""
         self.context.destroy()
+        # libzmq leaves the files behind; while the lock is held they cannot be a successor's.
+        while self._bound:
+            with contextlib.suppress(OSError):
+                os.unlink(self._bound.pop())
         if self._lock is not None:
             self._lock.release()
 
@@ -133,6 +139,8 @@ class Sockets:
         before = os.umask(0o177)
         try:
             socket.bind(endpoint)
+            if path is not None:
+                self._bound.append(path)
         except zmq.ZMQError as error:
             raise EndpointError(f"{endpoint}: {error.strerror}") from None
         finally:

@@ -207,6 +207,9 @@ def _explain(data: bytes, error: Exception) -> PeerError:
         return PeerError("field", f"a message is an array of a kind and a version: {error}")
     if isinstance(raw[1], int) and raw[1] != VERSION:
         return PeerError("version", _version_text(raw[1]))
+    if str(error).startswith("Invalid value"):
+        # msgspec quotes what stands there, which may be anything, a routing key too.
+        return PeerError("field", "kind: not one that is read here")
     return PeerError("field", _name_fields(str(error), raw[0]))
 
 

@@ -114,7 +114,11 @@ def test_flags_environment_and_file(endpoint: str, directory: Path) -> None:
             assert asker.query([keyed("a")]).policy == "total_requests"
         assert sidecar.stop() == 0
         events = [json.loads(line) for line in sidecar.log().splitlines()]
-    assert [event["event"].split(":")[0] for event in events] == ["ready", "stopped"]
+    assert [event["event"].split(":")[0] for event in events] == [
+        "ready",
+        "http on 127.0.0.1",
+        "stopped",
+    ]
     assert {event["level"] for event in events} == {"info"}
 
 

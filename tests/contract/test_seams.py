@@ -66,7 +66,7 @@ def make_scheduler(**more):
 def make_seam(scheduler):
     seam = seams.SchedulerSeam(scheduler, Settings(endpoint="ipc:///nonexistent/q"))
     push = Push()
-    seam.reporter._connected = lambda: push
+    seam.reporter._peer.socket = lambda: push
     now = [100.0]
     seam.reporter.clock = lambda: now[0]
     return seam, push, now
