@@ -15,6 +15,7 @@ from sidecar.errors import PeerError
 
 # Queries and probes that may wait for a silent sidecar before they are dropped at once.
 SEND_QUEUE = 64
+_NOBLOCK = int(zmq.NOBLOCK)  # pyzmq's enumeration costs a microsecond at each use
 
 
 class SidecarClient:
@@ -61,7 +62,7 @@ class SidecarClient:
             return self._silence
         try:
             socket = self._peer.socket()
-            socket.send(payload, zmq.NOBLOCK)
+            socket.send(payload, _NOBLOCK)
         except zmq.ZMQError as error:
             return self._unreachable(error)
         try:

@@ -73,7 +73,8 @@ class SentCounters:
 class Chooser:
     """Asks the sidecar for ranks; decides by itself when it must.
 
-    ask: (encoded query, seq) -> reply or bypass cause; live_ranks: ascending ids of the live ranks.
+    live_ranks: ascending ids of the live ranks. `ask` takes an encoded query and its sequence
+    number, and gives the reply or a bypass cause.
     """
 
     def __init__(
@@ -81,7 +82,6 @@ class Chooser:
         instance: str,
         epoch: int,
         about: dict[str, str],
-        ask: Callable[[bytes, int], wire.Reply | str],
         live_ranks: Callable[[], list[int]],
         last_rank_keys: int,
         clock: Callable[[], float] = time.monotonic,
@@ -89,7 +89,7 @@ class Chooser:
         self.instance = instance
         self.epoch = epoch
         self.about = about
-        self.ask = ask
+        self.ask: Callable[[bytes, int], wire.Reply | str] = lambda query, seq: "unreachable"
         self.live_ranks = live_ranks
         self.clock = clock
         self.sent = SentCounters()
@@ -106,31 +106,52 @@ class Chooser:
         self._telling: tuple[int, bool] = (0, False)
         """`_news` in the query under way, and whether it tells everything."""
 
+    def choose_one(self, dispatch: Dispatch) -> int | None:
+        """A live rank for one request; None: SGLang's own method decides."""
+        live = self.live_ranks()
+        if not live:
+            self.bypass("no_live_rank")
+            return None
+        now = self.clock()
+        facts, affinity = self._facts(dispatch, now)
+        rank = None
+        if dispatch.session:
+            # A session's state lives in one scheduler: no guard may move it, so nobody is asked.
+            self.bypass("session")
+        else:
+            (rank,) = self._remote([facts], live)
+        return self._settle(affinity, rank, live, now)
+
     def choose(self, dispatches: Sequence[Dispatch]) -> list[int | None]:
-        """A live rank for each request, in one query; None: SGLang's own method decides."""
+        """The same for many requests, in one query."""
         live = self.live_ranks()
         if not live:
             self.bypass("no_live_rank", len(dispatches))
             return [None] * len(dispatches)
         now = self.clock()
         placed = [self._facts(dispatch, now) for dispatch in dispatches]
-        # A session's state lives in one scheduler: no guard may move it, so nobody is asked.
         asked = [i for i, dispatch in enumerate(dispatches) if not dispatch.session]
         if len(asked) < len(dispatches):
             self.bypass("session", len(dispatches) - len(asked))
-        chosen: list[int | None] = [None] * len(dispatches)
-        for position, rank in zip(
-            asked, self._remote([placed[i][0] for i in asked], live), strict=True
-        ):
-            chosen[position] = rank
-        for position, (_, affinity) in enumerate(placed):
-            if affinity is None:
-                continue
-            rank = chosen[position]
-            if rank is None:
-                rank = chosen[position] = self._local(affinity, live)
-            self.last_ranks.put(affinity, rank, now)
-        return chosen
+        ranks: list[int | None] = [None] * len(dispatches)
+        answers = self._remote([placed[i][0] for i in asked], live)
+        for position, rank in zip(asked, answers, strict=True):
+            ranks[position] = rank
+        return [
+            self._settle(affinity, rank, live, now)
+            for (_, affinity), rank in zip(placed, ranks, strict=True)
+        ]
+
+    def _settle(
+        self, affinity: int | None, rank: int | None, live: list[int], now: float
+    ) -> int | None:
+        """Decide locally what nobody decided; remember where the key went."""
+        if affinity is None:
+            return rank
+        if rank is None:
+            rank = self._local(affinity, live)
+        self.last_ranks.put(affinity, rank, now)
+        return rank
 
     def bypass(self, cause: str, requests: int = 1) -> None:
         """Count requests decided without the sidecar."""

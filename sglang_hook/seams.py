@@ -8,6 +8,7 @@ import contextlib
 import logging
 import platform
 import socket as sockets
+import sys
 import time
 from collections.abc import Iterator
 from itertools import chain
@@ -18,13 +19,14 @@ from sglang_hook.controller import Chooser, Dispatch
 from sglang_hook.reporter import Reporter, Tokens
 from sglang_hook.settings import Settings
 from sidecar import __version__
-from sidecar.wire import MAX_INSTANCE_CHARS, Reply, report_endpoint
+from sidecar.wire import MAX_INSTANCE_CHARS, report_endpoint
 
 logger = logging.getLogger("sglang_hook")
 
 # What SGLang's warm-up sends once for each rank, without a key: affinity would put all on one.
 _WARM_UP_TEXT = "The capital city of France is"
 _WARM_UP_IDS = [10, 11, 12]
+_CONTROLLER_MODULE = "sglang.srt.managers.data_parallel_controller"
 _HEALTH_CHECK = "HEALTH_CHECK"  # sglang.srt.constants.HEALTH_CHECK_RID_PREFIX
 
 
@@ -51,6 +53,7 @@ class ControllerSeam:
 
     def __init__(self, controller: Any, settings: Settings) -> None:
         self.controller = controller
+        self._module = sys.modules[_CONTROLLER_MODULE]
         self.method = controller.load_balance_method.name.lower()
         self.stock = controller.dispatching
         self.plan: dict[int, int | None] = {}
@@ -62,7 +65,6 @@ class ControllerSeam:
             instance=instance_name(settings, controller.server_args),
             epoch=time.time_ns(),
             about=self._about(),
-            ask=self._ask,
             live_ranks=self.live_ranks,
             last_rank_keys=settings.last_rank_keys,
         )
@@ -74,9 +76,7 @@ class ControllerSeam:
             self.chooser.probe,
         )
         self.client.heard = self.chooser.heard
-
-    def _ask(self, query: bytes, seq: int) -> Reply | str:
-        return self.client.ask(query, seq)
+        self.chooser.ask = self.client.ask
 
     def attach(self) -> None:
         """Take over the controller's `dispatching`."""
@@ -101,9 +101,7 @@ class ControllerSeam:
         if worker is None:
             return self.stock(req)
         self._record(rank, req)
-        import sglang.srt.managers.data_parallel_controller as module
-
-        return module.sock_send(worker, req)
+        return self._module.sock_send(worker, req)
 
     @contextlib.contextmanager
     def planned(self, batch: Any) -> Iterator[None]:
@@ -147,8 +145,10 @@ class ControllerSeam:
     def sent(self, socket: Any, req: Any) -> None:
         """Count a request towards the rank that owns `socket`."""
         try:
-            self.live_ranks()
             rank = self._rank_of.get(id(socket))
+            if rank is None:
+                self.live_ranks()  # the workers may be others by now
+                rank = self._rank_of.get(id(socket))
             if rank is not None:
                 self.chooser.sent.count(rank, _size(req))
         except Exception as error:  # noqa: BLE001 - see the module's docstring
@@ -164,7 +164,7 @@ class ControllerSeam:
                 return None
             if id(req) in self.plan:
                 return self.plan[id(req)]
-            return self.chooser.choose([_dispatch(req)])[0]
+            return self.chooser.choose_one(_dispatch(req))
         except Exception as error:  # noqa: BLE001 - see the module's docstring
             self._failure(error)
             return None

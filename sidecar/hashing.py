@@ -62,7 +62,7 @@ def namespace_hash(*parts: str | None) -> int:
     Each part is one byte (0 for None, else 1), its length (8 bytes, little-endian) and its UTF-8
     bytes, so that ("a", "bc") and ("ab", "c") differ.
     """
-    if not any(part is not None for part in parts):
+    if parts.count(None) == len(parts):
         return 0
     data = bytearray()
     for part in parts:

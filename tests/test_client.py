@@ -429,9 +429,8 @@ def test_misses_in_a_row_open_the_breaker(endpoint: str, misses: int) -> None:
 
 def test_probes_carry_everything_at_most_one_an_interval(endpoint: str) -> None:
     with Scripted(endpoint) as router, hooked(endpoint, deadline_ms=200) as hook:
-        chooser = Chooser(
-            "i", 5, {"hook": "1"}, hook.client.ask, lambda: [0, 1, 2], 100, clock=hook.clock
-        )
+        chooser = Chooser("i", 5, {"hook": "1"}, lambda: [0, 1, 2], 100, clock=hook.clock)
+        chooser.ask = hook.client.ask
         hook.client.probe, hook.client.heard = chooser.probe, chooser.heard
         nothing = Dispatch("k", [1, 2], (None, None, None))
 

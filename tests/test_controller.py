@@ -26,11 +26,11 @@ class Hook:
             instance="i",
             epoch=5,
             about={"hook": "1"},
-            ask=self.ask,
             live_ranks=lambda: self.live,
             last_rank_keys=keys,
             clock=lambda: self.now,
         )
+        self.chooser.ask = self.ask
 
     def ask(self, payload: bytes, seq: int) -> Reply | str:
         query = wire.decode_query(payload)

@@ -136,6 +136,7 @@ def make_harness() -> Iterator[Callable[..., Harness]]:
         seam = seams.ControllerSeam(controller, Settings(endpoint="ipc:///nonexistent/q"))
         harness = Harness(controller, seam)
         seam.client = harness
+        seam.chooser.ask = harness.ask
         seam.attach()
         return harness
 

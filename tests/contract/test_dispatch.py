@@ -183,7 +183,7 @@ def test_an_error_of_ours_is_contained_and_counted(harness, caplog):
     def broken(dispatches):
         raise RuntimeError("boom")
 
-    harness.seam.chooser.choose = broken
+    harness.seam.chooser.choose = harness.seam.chooser.choose_one = broken
     harness.dispatch(*(generate(f"r{i}", "k") for i in range(RANKS)))
     harness.controller.dispatch_batch_generate(
         BatchTokenizedGenerateReqInput(batch=[generate(f"s{i}") for i in range(RANKS)])
