@@ -7,7 +7,7 @@ OLD_SGLANG = 0.5.16
 help:
 	@echo "make demo [JSON=file]  a real SGLang server with simulated ranks, without and with the sidecar"
 	@echo "make test              every test, on SGLang 0.5.23 and $(OLD_SGLANG)"
-	@echo "make bench             cost of a decision, of the hook, of the round trip"
+	@echo "make bench             cost of a decision, the hook, the round trip, an outage; memory"
 	@echo "make lint type format  ruff, mypy --strict, ruff format"
 
 venv:
@@ -35,6 +35,8 @@ bench: venv
 	$(PYTHON_IN) -m bench.decide
 	$(PYTHON_IN) -W ignore -m bench.hook
 	$(PYTHON_IN) -m bench.roundtrip
+	$(PYTHON_IN) -m bench.footprint
+	$(PYTHON_IN) -m bench.outage
 
 clean:
 	rm -rf .venv .sglang .pytest_cache .hypothesis .mypy_cache .ruff_cache bench/out

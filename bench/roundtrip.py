@@ -101,8 +101,8 @@ def process(target: Callable[..., None], *args: Any) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def sidecar(endpoint: str, port: int) -> Iterator[None]:
-    """A sidecar process with the default policy."""
+def sidecar(endpoint: str, port: int) -> Iterator[int]:
+    """A sidecar process with the default policy; gives its process id."""
     command = [sys.executable, "-m", "sidecar", "serve", f"--endpoint={endpoint}"]
     command += [f"--admin-port={port}", "--log-level=warning"]
     pin(SERVER_CORE)
@@ -110,7 +110,7 @@ def sidecar(endpoint: str, port: int) -> Iterator[None]:
     pin(CLIENT_CORE)
     with child:
         try:
-            yield
+            yield child.pid
         finally:
             child.terminate()
 
