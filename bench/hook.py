@@ -107,36 +107,37 @@ def request_costs(endpoint: str) -> dict[str, list[float]]:
     """Added microseconds per request, for each repeat: with a routing key and without."""
     from sglang.srt.managers import data_parallel_controller as module
 
-    from sglang_hook import patches, seams
+    from sglang_hook import patches
+    from sglang_hook.controller_seam import ATTACHED, ControllerSeam
     from sglang_hook.settings import Settings
 
     costs: dict[str, list[float]] = {"keyed": [], "keyless": []}
     made = controller()
     stock = made.dispatching
     patches._attach_controller(module)
-    seam = seams.ControllerSeam(made, Settings(endpoint=endpoint, deadline_ms=1000))
+    seam = ControllerSeam(made, Settings(endpoint=endpoint, deadline_ms=1000))
     seam.client._peer._context, seam.client._peer._pid = TimedContext(), os.getpid()
     seam.attach()
     for repeat in range(REPEATS + 1):
         for kind, added in costs.items():
             keys = [f"session-{i}" if kind == "keyed" else None for i in range(REQUESTS)]
             requests = [make_request(i, key) for i, key in enumerate(keys)]
-            seams.ControllerSeam.attached = None
+            ATTACHED.clear()
             without = median_us(stock, requests)
-            seams.ControllerSeam.attached = seam
+            ATTACHED[:] = [seam]
             with_hook = median_us(made.dispatching, requests)
             if repeat:  # the first warms up
                 added.append(with_hook - without)
     if seam.chooser.bypassed:
         raise SystemExit(f"the sidecar did not answer: {dict(seam.chooser.bypassed)}")
     seam.client.close()
-    seams.ControllerSeam.attached = None
+    ATTACHED.clear()
     return costs
 
 
 def step_cost(endpoint: str) -> float:
     """Mean CPU microseconds that reporting adds to a scheduler step whose queues change."""
-    from sglang_hook import seams
+    from sglang_hook.scheduler_seam import SchedulerSeam
     from sglang_hook.settings import Settings
 
     reqs = [SimpleNamespace(finished=lambda: False) for _ in range(RUNNING)]
@@ -148,7 +149,7 @@ def step_cost(endpoint: str) -> float:
         last_batch=None,
         chunked_req=None,
     )
-    seam = seams.SchedulerSeam(scheduler, Settings(endpoint=endpoint))
+    seam = SchedulerSeam(scheduler, Settings(endpoint=endpoint))
     spent = 0
     for step in range(STEPS):
         scheduler.waiting_queue = [None] * (step % 3)

@@ -1,7 +1,8 @@
 """The REQ socket: an answer within the deadline or the cause of its absence; never an exception.
 
 After a miss the breaker is open: nothing is waited for until the sidecar gives a sign of life. That
-is the late answer itself or the answer to a probe, both looked for without blocking.
+is the late answer itself or the answer to a probe, both looked for without blocking. A sidecar that
+lives but answers too late again and again is tried less and less often.
 """
 
 import time
@@ -15,6 +16,10 @@ from sidecar.errors import PeerError
 
 # Queries and probes that may wait for a silent sidecar before they are dropped at once.
 SEND_QUEUE = 64
+# A sidecar that misses again before it has answered this many queries is held off for twice as long
+# as before, up to LONGEST_HOLD_OFF seconds: a deadline spent in five seconds is 0.1%.
+RECOVERED_AFTER = 10
+LONGEST_HOLD_OFF = 5.0
 _NOBLOCK = int(zmq.NOBLOCK)  # pyzmq's enumeration costs a microsecond at each use
 
 
@@ -46,6 +51,11 @@ class SidecarClient:
         """Cause while the breaker is open: is nobody there, or somebody who does not answer?"""
         self._misses = 0
         self._next_probe = 0.0
+        self._hold_off = 0.0
+        self._answered = RECOVERED_AFTER
+        """Queries answered since the breaker closed."""
+        self._trial_at = 0.0
+        """The breaker stays open until then, whatever sign of life there is."""
         # RELAXED: a lost answer does not block the next query; CORRELATE: a late answer is dropped
         # by its id.
         options: dict[int, int] = {
@@ -100,11 +110,20 @@ class SidecarClient:
         if self._misses >= self.misses_to_open:
             self.open = True
             self._silence = "breaker_open"
-            self._next_probe = self.clock() + self.probe_interval
+            now = self.clock()
+            self._next_probe = now + self.probe_interval
+            if self._answered < RECOVERED_AFTER:
+                longer = max(2 * self._hold_off, self.probe_interval)
+                self._hold_off = min(longer, LONGEST_HOLD_OFF)
+            else:
+                self._hold_off = 0.0
+            self._trial_at = now + self._hold_off
+            self._answered = 0
         return "deadline"
 
     def _read(self, data: bytes, seq: int) -> wire.Reply | str:
         self._misses = 0
+        self._answered += 1
         self._peer.worked()
         try:
             answer = wire.decode_answer(data)
@@ -137,11 +156,11 @@ class SidecarClient:
             data = socket.recv(zmq.NOBLOCK)
         except zmq.Again:
             return False
-        self.open = False
         self._misses = 0
         self._peer.worked()
         self._note(data)
-        return True
+        self.open = self.clock() < self._trial_at
+        return not self.open
 
     def _note(self, data: bytes) -> None:
         """Learn what the active policy wants from a probe's answer."""

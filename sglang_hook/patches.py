@@ -136,9 +136,9 @@ def _counting_send(original: Callable[..., Any], tokenized: tuple[type, ...]) ->
     def sock_send(socket: Any, obj: Any, *args: Any, **kwargs: Any) -> Any:
         result = original(socket, obj, *args, **kwargs)
         if isinstance(obj, tokenized):
-            from sglang_hook import seams
+            from sglang_hook.controller_seam import sent
 
-            seams.sent(socket, obj)
+            sent(socket, obj)
         return result
 
     return sock_send
@@ -148,9 +148,9 @@ def _hooked_init(original: Callable[..., Any]) -> Callable[..., Any]:
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
         try:
-            from sglang_hook import seams
+            from sglang_hook.controller_seam import ControllerSeam
 
-            seams.ControllerSeam(self, settings()).attach()
+            ControllerSeam(self, settings()).attach()
         except Exception:
             logger.exception("dp_sidecar: controller not attached, SGLang dispatches without")
 
@@ -196,9 +196,9 @@ def _scheduler_seam(scheduler: Any) -> Any:
     if getattr(scheduler, "load_snapshot_writer", None) is None:
         return None
     try:
-        from sglang_hook import seams
+        from sglang_hook.scheduler_seam import SchedulerSeam
 
-        return seams.SchedulerSeam(scheduler, settings())
+        return SchedulerSeam(scheduler, settings())
     except Exception:
         logger.exception("dp_sidecar: scheduler not attached, its load is not reported")
         return None

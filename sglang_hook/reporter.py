@@ -16,6 +16,8 @@ SEND_QUEUE = 8
 class Tokens(NamedTuple):
     """Token figures of SGLang's own load snapshot, which come less often than ours."""
 
+    received_tokens: int = 0
+    """Prompt tokens received by the time of that snapshot, and so part of its figures."""
     tokens: int = 0
     capacity_tokens: int = 0
     max_running: int = 0
@@ -64,8 +66,11 @@ class Reporter:
             return False
         return elapsed >= self.heartbeat or (state, self.received) != self._sent_state
 
-    def push(self, state: object, running: int, waiting: int) -> bool:
-        """Send a report; False if nobody takes it, and the next `due` tries again."""
+    def push(self, state: object, running: int, waiting: int, received: int) -> bool:
+        """Send a report; False if nobody takes it, and the next `due` tries again.
+
+        received: requests received by the time at which running and waiting were counted.
+        """
         self._sent_at = self.clock()
         self._seq += 1
         report = wire.LoadReport(
@@ -74,11 +79,11 @@ class Reporter:
             self.rank,
             self.epoch,
             self._seq,
-            self.received,
-            self.received_tokens,
+            received,
+            self.tokens.received_tokens,
             running,
             waiting,
-            *self.tokens,
+            *self.tokens[1:],
         )
         try:
             self._peer.socket().send(wire.encode(report), zmq.NOBLOCK)

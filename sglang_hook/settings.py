@@ -50,5 +50,7 @@ def load(env: Mapping[str, str]) -> Settings:
         for name in Settings.__struct_fields__:
             text = text.replace(f"`$.{name}`", ENV_PREFIX + name.upper())
         raise ConfigError(text) from None
+    if not settings.instance.isprintable():
+        raise ConfigError("DP_SIDECAR_INSTANCE: has characters that cannot be printed")
     check_endpoint(settings.endpoint, allow_tcp=settings.allow_insecure_tcp)
     return settings

@@ -92,6 +92,8 @@ class LoadView:
     """Number of counted ranks; 0: no load is known and the guard is off."""
     cursor: int = -1
     """Rank that a load-aware method chose last: ties go to the next one."""
+    placed: dict[int, tuple[int, str, int, int]] = field(default_factory=dict)
+    """For a policy, in the query under way: key -> position, reason, preferred, requests."""
 
     def average(self) -> float:
         """Mean requests of the counted ranks; 0.0 if there is none."""
@@ -113,6 +115,7 @@ class Instance:
         self._live: list[RankState] = []
         self._sent: list[int] = []
         self._sent_tokens: list[int] = []
+        self._assumed: list[bool] = []
         self._next_refresh = 0.0
 
     def apply_report(self, report: LoadReport, now: float) -> None:
@@ -170,20 +173,35 @@ class Instance:
         self._next_refresh = now + self.stale_seconds / 10
         self.sync()
         fresh = [state.report is not None and not self._silent(state, now) for state in self._live]
+        never = [state.report is None for state in self._live]
         young = [
-            state.report is None and now - state.first_seen <= self.stale_seconds
-            for state in self._live
+            n and now - state.first_seen <= self.stale_seconds
+            for n, state in zip(never, self._live, strict=True)
         ]
         # Before the first report of any rank, what was sent is all the load there is.
-        cold = not any(state.report is not None for state in self._live)
-        view.counted = young if cold else fresh
+        view.counted = young if all(never) else fresh
         view.known = sum(view.counted)
-        view.usable = [f or y for f, y in zip(fresh, young, strict=True)]
+        # A rank that never reported (its hook is off, its node cannot reach us) is not stuck.
+        view.usable = [f or n for f, n in zip(fresh, never, strict=True)]
         if not any(fresh):
             view.usable = [True] * len(view.ranks)
         for position, state in enumerate(self._live):
             view.requests[position], view.tokens[position] = _load(state)
         view.total = sum(n for n, c in zip(view.requests, view.counted, strict=True) if c)
+        self._assumed = [
+            bool(view.known) and n and not y for n, y in zip(never, young, strict=True)
+        ]
+        if any(self._assumed):
+            self._assume()
+
+    def _assume(self) -> None:
+        """Take ranks of which nothing will be known for as loaded as the others are on average."""
+        view = self.view
+        tokens = sum(t for t, c in zip(view.tokens, view.counted, strict=True) if c) // view.known
+        for position, assumed in enumerate(self._assumed):
+            if assumed:
+                view.requests[position] = view.total // view.known
+                view.tokens[position] = tokens
 
     def _silent(self, state: RankState, now: float) -> bool:
         return now - state.reported_at > self.stale_seconds
@@ -208,7 +226,9 @@ class Instance:
         self._place(position)
 
     def _place(self, position: int) -> None:
-        """Recompute one entry of the view."""
+        """Recompute one entry of the view, if anything is known of it."""
+        if self._assumed[position]:
+            return
         view = self.view
         state = self._live[position]
         state.sent, state.sent_tokens = self._sent[position], self._sent_tokens[position]
@@ -252,6 +272,7 @@ class Instance:
         self.view.requests, self.view.tokens = [0] * size, [0] * size
         self.view.usable, self.view.counted = [True] * size, [False] * size
         self.view.total = self.view.known = 0
+        self._assumed = [False] * size
         self._sent = [state.sent for state in self._live]
         self._sent_tokens = [state.sent_tokens for state in self._live]
 

@@ -10,6 +10,9 @@ from sidecar.errors import PeerError
 from sidecar.policies import REASONS, Choice, Policy, Reason
 from sidecar.policies.least_loaded import fewest_requests
 
+# Pairs of ranks whose spills are told apart: all of 64 ranks, the busiest of 320.
+MAX_PAIRS = 4096
+
 _SPILLS = frozenset({Reason.SPILL, Reason.STALE_SKIP, Reason.TOKEN_SPILL, Reason.TOKEN_STALE_SKIP})
 
 
@@ -30,6 +33,13 @@ class Tally:
     """Cause -> requests that the hook left to SGLang, since its controller started."""
     about: dict[str, str] = field(default_factory=dict)
     """Versions and settings that the hook told."""
+
+    def count_spill(self, preferred: int, chosen: int) -> None:
+        """Count a spill; pairs beyond MAX_PAIRS count as (-1, -1)."""
+        pair = (preferred, chosen)
+        if pair not in self.spills and len(self.spills) >= MAX_PAIRS:
+            pair = (-1, -1)
+        self.spills[pair] += 1
 
 
 class Dispatcher:
@@ -77,6 +87,7 @@ class Dispatcher:
         policy, decisions = self.policy, tally.decisions[self.policy.name]
         ranks: list[int] = []
         reasons: list[str] = []
+        view.placed.clear()
         for facts in query.requests:
             position, reason, preferred = self._decide(policy, facts, view)
             instance.assign(position, facts.tokens)
@@ -85,7 +96,7 @@ class Dispatcher:
             reasons.append(reason)
             decisions[reason] += 1
             if reason in _SPILLS:
-                tally.spills[view.ranks[preferred], rank] += 1
+                tally.count_spill(view.ranks[preferred], rank)
         if not view.known:
             tally.unguarded += len(ranks)
         return wire.Reply(

@@ -151,7 +151,8 @@ def _decisions(dispatcher: Dispatcher) -> Iterator[Metric]:
             hits.add_metric([name, key], reasons[reason])
         fallbacks.add_metric([name], reasons[Reason.FALLBACK])
         for (source, target), count in tally.spills.items():
-            spills.add_metric([name, str(source), str(target)], count)
+            pair = ("other", "other") if source < 0 else (str(source), str(target))
+            spills.add_metric([name, *pair], count)
         unguarded.add_metric([name], tally.unguarded)
         queries.add_metric([name], tally.queries)
     yield from (decisions, hits, fallbacks, spills, unguarded, queries)

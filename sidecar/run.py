@@ -79,11 +79,14 @@ class Keeper:
         pause = FIRST_PAUSE
         while True:
             started = time.monotonic()
-            self.process = await _start(self.command, self.env)
-            code = await self.process.wait()
+            try:
+                self.process = await _start(self.command, self.env)
+                code: object = await self.process.wait()
+            except OSError as error:  # no process, no descriptor, no memory: it may pass
+                code = error.strerror
             if time.monotonic() - started > LONGEST_PAUSE:
                 pause = FIRST_PAUSE
-            logger.warning("the sidecar ended with %d; again in %.1f s", code, pause)
+            logger.warning("the sidecar ended with %s; again in %.1f s", code, pause)
             await asyncio.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE)
 

@@ -42,7 +42,7 @@ class Scheduler:
 
     def step(self, state: object = STATE, running: int = 1, waiting: int = 2) -> bool:
         self.clock.now += INTERVAL
-        return self.reporter.push(state, running, waiting)
+        return self.reporter.push(state, running, waiting, self.reporter.received)
 
     def spy(self) -> Spy:
         spy = Spy(self.reporter._peer.socket())
@@ -86,11 +86,11 @@ def test_delivery(endpoint: str) -> None:
         reporter = made.reporter
         reporter.count(100)
         reporter.count(11)
-        reporter.tokens = Tokens(1, 2, 3, 4)
+        reporter.tokens = Tokens(100, 1, 2, 3, 4)
         wait_for(made.step)
         first = listener.next()
         assert (first.instance, first.rank, first.epoch) == ("i", 3, reporter.epoch)
-        assert (first.received, first.received_tokens) == (2, 111)
+        assert (first.received, first.received_tokens) == (2, 100)
         assert (first.running, first.waiting) == (1, 2)
         told = (first.tokens, first.capacity_tokens, first.max_running)
         assert (*told, first.waiting_uncached_tokens) == (1, 2, 3, 4)

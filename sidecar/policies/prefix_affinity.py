@@ -51,6 +51,10 @@ class PrefixAffinityParams(msgspec.Struct, forbid_unknown_fields=True, frozen=Tr
     ] = "total_tokens"
 
 
+# Requests of one key in one query that share the first one's rank: the samples or prompts of one
+# call, which share a prefix. Beyond it a fan-out is a load like any other.
+SAMPLES = 8
+
 _BY_KEY = (Reason.AFFINITY_HIT, Reason.SPILL, Reason.STALE_SKIP)
 _BY_PREFIX = (Reason.TOKEN_AFFINITY_HIT, Reason.TOKEN_SPILL, Reason.TOKEN_STALE_SKIP)
 
@@ -77,12 +81,22 @@ class PrefixAffinity:
             affinity, reasons = facts.prefix_hash, _BY_PREFIX
         else:
             return Choice(self._fallback(view, facts.tokens), Reason.FALLBACK)
+        slot = affinity if reasons is _BY_KEY else ~affinity
+        if slot in view.placed:
+            position, reason, preferred, samples = view.placed[slot]
+            if samples < SAMPLES:
+                # The load that this key itself adds in one query does not drive it away.
+                view.placed[slot] = position, reason, preferred, samples + 1
+                return Choice(position, reason, preferred)
         order = scores(affinity, view.rank_bytes)
         preferred = order.index(max(order))
         load = view.requests[preferred]
         if view.usable[preferred] and (load <= self._always or load <= self.threshold(view)):
-            return Choice(preferred, reasons[0], preferred)
-        return self._leave(preferred, order, view, reasons)
+            choice = Choice(preferred, reasons[0], preferred)
+        else:
+            choice = self._leave(preferred, order, view, reasons)
+        view.placed[slot] = (*choice, 1)
+        return choice
 
     def threshold(self, view: LoadView) -> float:
         """Requests up to which a rank is admitted: max(skew * max(average, 1), average + gap).

@@ -15,7 +15,8 @@ from sglang.srt.managers.io_struct import (
 )
 from sglang.srt.sampling.sampling_params import SamplingParams
 
-from sglang_hook import patches, seams
+from sglang_hook import patches
+from sglang_hook.controller_seam import ATTACHED, ControllerSeam
 from sglang_hook.settings import Settings
 from sidecar import wire
 
@@ -133,7 +134,7 @@ def make_harness() -> Iterator[Callable[..., Harness]]:
         patches._attach_controller(module)
         controller = make_controller(method)
         # nobody listens there: the client is replaced by the harness
-        seam = seams.ControllerSeam(controller, Settings(endpoint="ipc:///nonexistent/q"))
+        seam = ControllerSeam(controller, Settings(endpoint="ipc:///nonexistent/q"))
         harness = Harness(controller, seam)
         seam.client = harness
         seam.chooser.ask = harness.ask
@@ -141,7 +142,7 @@ def make_harness() -> Iterator[Callable[..., Harness]]:
         return harness
 
     yield make
-    seams.ControllerSeam.attached = None
+    ATTACHED.clear()
 
 
 @pytest.fixture

@@ -10,7 +10,8 @@ import pytest
 pytest.importorskip("sglang")
 from sglang.srt.managers import io_struct
 
-from sglang_hook import patches, seams
+from sglang_hook import patches
+from sglang_hook.scheduler_seam import SchedulerSeam
 from sglang_hook.settings import Settings
 from sidecar import wire
 
@@ -64,7 +65,7 @@ def make_scheduler(**more):
 
 
 def make_seam(scheduler):
-    seam = seams.SchedulerSeam(scheduler, Settings(endpoint="ipc:///nonexistent/q"))
+    seam = SchedulerSeam(scheduler, Settings(endpoint="ipc:///nonexistent/q"))
     push = Push()
     seam.reporter._peer.socket = lambda: push
     now = [100.0]
@@ -78,8 +79,49 @@ def test_received_counts_single_and_batched_requests_only():
     batch = io_struct.BatchTokenizedGenerateReqInput(batch=[generate(tokens=5), generate(tokens=6)])
     seam.step([generate(tokens=4), batch, io_struct.FlushCacheReqInput()])
     [report] = push.reports
-    assert (report.rank, report.received, report.received_tokens) == (3, 3, 15)
+    assert (report.rank, report.received) == (3, 3)
     assert (report.running, report.waiting) == (2, 2)
+
+
+def test_received_tokens_are_of_the_moment_of_sglangs_snapshot():
+    """Prompts that came during a long prefill are in flight to its figures, not in them."""
+    from sglang.srt.managers.load_snapshot import LoadSnapshot
+
+    scheduler, _ = make_scheduler()
+    seam, push, now = make_seam(scheduler)
+    seam.step([generate(tokens=40)])
+    scheduler.load_snapshot_writer.write(LoadSnapshot(num_total_tokens=40))
+    now[0] += 1
+    seam.step([generate(tokens=500)])
+    report = push.reports[-1]
+    assert (report.received, report.tokens, report.received_tokens) == (2, 40, 40)
+
+
+def test_with_pipeline_parallelism_every_microbatch_counts():
+    scheduler, req = make_scheduler()
+    scheduler.running_mbs = [scheduler.running_batch, SimpleNamespace(reqs=[req(), req()]), None]
+    scheduler.last_mbs = [
+        None,
+        SimpleNamespace(reqs=[req()], forward_mode=SimpleNamespace(is_extend=lambda: True)),
+    ]
+    seam, push, _ = make_seam(scheduler)
+    seam.step([])
+    assert push.reports[0].running == 5
+
+
+def test_disaggregated_schedulers_report_sglangs_own_figures_of_one_moment():
+    from sglang.srt.managers.load_snapshot import LoadSnapshot
+
+    mode = SimpleNamespace(name="DECODE")
+    scheduler, _ = make_scheduler(disaggregation_mode=mode)
+    seam, push, now = make_seam(scheduler)
+    seam.step([generate(tokens=5), generate(tokens=5)])
+    snapshot = LoadSnapshot(num_running_reqs=1, num_waiting_reqs=7)
+    scheduler.load_snapshot_writer.write(snapshot)
+    now[0] += 1
+    seam.step([generate(tokens=5)])
+    report = push.reports[-1]
+    assert (report.running, report.waiting, report.received) == (1, 7, 2)
 
 
 def test_a_batch_in_prefill_and_a_chunked_request_are_running():
