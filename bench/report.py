@@ -32,8 +32,13 @@ def machine() -> dict[str, Any]:
         "cores": os.cpu_count(),
         "python": platform.python_version(),
         "sidecar": __version__,
-        "command": " ".join(["python", "-m", *sys.orig_argv[2:]]),
+        "command": " ".join(["python", "-m", _module(), *sys.argv[1:]]),
     }
+
+
+def _module() -> str:
+    spec = sys.modules["__main__"].__spec__
+    return spec.name if spec else "?"
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:

@@ -20,7 +20,6 @@ from sidecar import __version__
 
 logger = logging.getLogger("sglang_hook")
 
-_CONTROLLER_MODULE = "sglang.srt.managers.data_parallel_controller"
 _HEALTH_CHECK = "HEALTH_CHECK"  # sglang.srt.constants.HEALTH_CHECK_RID_PREFIX
 
 
@@ -39,7 +38,7 @@ class ControllerSeam:
 
     def __init__(self, controller: Any, settings: Settings) -> None:
         self.controller = controller
-        self._module = sys.modules[_CONTROLLER_MODULE]
+        self._module = sys.modules[type(controller).__module__]
         self.method = controller.load_balance_method.name.lower()
         self.stock = controller.dispatching
         self.plan: dict[int, int | None] = {}

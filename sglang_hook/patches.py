@@ -1,4 +1,4 @@
-"""Every SGLang seam, probed before it is wrapped; the only file that knows SGLang's names.
+"""Every SGLang seam, probed before it is wrapped. The two seam modules do what happens there.
 
 Read in the wheels of 0.5.16 and 0.5.23. Nothing here raises into SGLang: an exception in dispatch
 would kill the server.

@@ -181,17 +181,20 @@ def _convert(tree: dict[str, Any], base: Config, source: str, *, strict: bool) -
     try:
         checked = msgspec.convert(tree, Config, strict=strict)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"{source}: {_explain(str(error))}") from None
+        raise ConfigError(f"{source}: {_explain(str(error), source)}") from None
     merged = _merge(msgspec.to_builtins(base), _only(tree, msgspec.to_builtins(checked)))
     return msgspec.convert(merged, Config)
 
 
-def _explain(error: str) -> str:
-    """msgspec's message, with the choices where it names only the wrong one."""
+def _explain(error: str, source: str) -> str:
+    """msgspec's message, with the name in the source and the choices where there are some."""
     error = error.replace("`$.", "`")
     for key in settings():
-        if key.choices and error.endswith(f"`{'.'.join(key.path)}`"):
-            error += f", one of {', '.join(key.choices)}"
+        if error.endswith(f"`{'.'.join(key.path)}`"):
+            name = {"flag": key.flag, "environment": key.env}.get(source)
+            error += f" ({name})" if name else ""
+            error += f", one of {', '.join(key.choices)}" if key.choices else ""
+            break
     return error
 
 

@@ -58,7 +58,7 @@ class Dispatcher:
         self.boot = boot
         self.tallies: dict[str, Tally] = {}
         self.on_policy_error = on_policy_error
-        budget.on_forget = lambda name: void(self.tallies.pop(name, None))
+        budget.on_forget = self._forget
 
     def swap_policy(self, policy: Policy) -> None:
         """Decide with another policy from the next query on; loads and counters stay."""
@@ -129,6 +129,9 @@ class Dispatcher:
             self.on_policy_error(error)
             return Choice(fewest_requests(view, facts.tokens), Reason.POLICY_ERROR)
 
+    def _forget(self, instance: str) -> None:
+        self.tallies.pop(instance, None)
+
     def _tally(self, query: wire.Query) -> Tally:
         tally = self.tallies.get(query.instance)
         if tally is None:
@@ -141,7 +144,3 @@ class Dispatcher:
         if query.about is not None:
             tally.about = query.about
         return tally
-
-
-def void(value: object) -> None:
-    """Drop a value where a callback must return None."""

@@ -225,6 +225,7 @@ def status(dispatcher: Dispatcher, health: Health, now: float) -> dict[str, obje
         "version": __version__,
         "policy": dispatcher.policy.name,
         "policy_version": dispatcher.policy_version,
+        "policy_params": dispatcher.policy.params,
         "last_reload_ok": health.last_reload_ok,
         "instances": [
             _instance_status(dispatcher, instance, now)
@@ -247,6 +248,7 @@ def _instance_status(dispatcher: Dispatcher, instance: Instance, now: float) -> 
                 "running": report.running if report else None,
                 "waiting": report.waiting if report else None,
                 "in_flight": state.in_flight()[0],
+                "load": (report.running + report.waiting if report else 0) + state.in_flight()[0],
                 "sent": state.sent,
                 "received": report.received if report else None,
                 "report_age_seconds": round(now - state.reported_at, 3) if report else None,

@@ -5,15 +5,18 @@ started again whenever it dies. SGLang serves without it meanwhile.
 """
 
 import asyncio
+import contextlib
 import ctypes
 import os
 import signal
 import sys
+import tempfile
 import time
 from asyncio.subprocess import Process
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
-from sidecar.config import Config
+from sidecar.config import Config, ServeConfig
 from sidecar.errors import ConfigError
 from sidecar.logs import logger
 
@@ -37,15 +40,36 @@ def run(
     arguments = list(server[1:] if server[:1] == ["--"] else server)
     if not arguments:
         raise ConfigError("run: give the arguments of the SGLang server after --")
-    env = dict(os.environ, DP_SIDECAR_ENDPOINT=settings.serve.endpoint)
+    endpoint = settings.serve.endpoint
+    with contextlib.ExitStack() as stack:
+        if endpoint == ServeConfig().endpoint and not _makeable(endpoint):
+            folder = tempfile.TemporaryDirectory(prefix="sglang-dp-sidecar-")
+            endpoint = f"ipc://{stack.enter_context(folder)}/query.sock"
+            logger.info("no right to the default endpoint, using %s", endpoint)
+        return _run_at(endpoint, settings, config_file, flags, [server_module, *arguments])
+
+
+def _makeable(endpoint: str) -> bool:
+    """Whether the directory of an ipc endpoint is there or can be made."""
+    directory = Path(endpoint.removeprefix("ipc://")).parent
+    return os.access(directory if directory.exists() else directory.parent, os.W_OK)
+
+
+def _run_at(
+    endpoint: str,
+    settings: Config,
+    config_file: str | None,
+    flags: Mapping[str, str],
+    server: list[str],
+) -> int:
+    env = dict(os.environ, DP_SIDECAR_ENDPOINT=endpoint)
     if settings.serve.allow_insecure_tcp:
         env["DP_SIDECAR_ALLOW_INSECURE_TCP"] = "true"
     sidecar = [sys.executable, "-m", "sidecar", "serve"]
     sidecar += ["--config", config_file] if config_file else []
-    sidecar += [f"{flag}={value}" for flag, value in flags.items()]
-    return asyncio.run(
-        _run(sidecar, [sys.executable, "-m", server_module, *arguments], env), debug=False
-    )
+    sidecar += [f"{flag}={value}" for flag, value in flags.items() if flag != "--endpoint"]
+    sidecar.append(f"--endpoint={endpoint}")
+    return asyncio.run(_run(sidecar, [sys.executable, "-m", *server], env))
 
 
 async def _run(sidecar: list[str], server: list[str], env: dict[str, str]) -> int:

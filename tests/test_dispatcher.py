@@ -130,6 +130,7 @@ def test_swap_takes_effect_and_keeps_the_loads() -> None:
 class Bad:
     """A policy that answers nonsense."""
 
+    params = None
     name = "bad"
     want = make_policy("round_robin").want
 

@@ -140,6 +140,7 @@ def test_case_33_the_metrics_port_is_taken(endpoint: str) -> None:
         with sidecar_process(endpoint, f"--admin-port={port}", ready=False) as sidecar:
             wait_for(lambda: sidecar.lines("ready:"))
             assert answers(sidecar)
+            wait_for(lambda: sidecar.lines("WARNING"))
             assert len(sidecar.lines("WARNING")) == 1
             assert sidecar.lines("WARNING", f"127.0.0.1:{port}", "in use")
             assert sidecar.stop() == 0
@@ -152,6 +153,7 @@ def test_case_33_the_metrics_address_cannot_be_had(endpoint: str, host: str) -> 
         wait_for(lambda: sidecar.lines("ready:") or sidecar.process.poll() is not None)
         assert sidecar.process.poll() is None, sidecar.log()
         assert answers(sidecar)
+        wait_for(lambda: sidecar.lines("WARNING"))
         assert len(sidecar.lines("WARNING")) == 1
         assert sidecar.lines("WARNING", host)
 

@@ -17,7 +17,8 @@ class PrefixAffinityParams(msgspec.Struct, forbid_unknown_fields=True, frozen=Tr
     """Parameters; the defaults are those of the PR, but for `min_load_gap`.
 
     A skew alone calls two requests on an idle server an overload: it would tear n=4 samples of one
-    prompt apart, and on recorded agentic sessions it spilled 15% where a gap of 4 spilled 0.7%.
+    prompt apart, and a cache model of recorded agentic sessions
+    (not one of ours yet) has it spill 15% where a gap of 4 spills 0.7%.
     """
 
     max_load_skew: Annotated[
@@ -35,7 +36,7 @@ class PrefixAffinityParams(msgspec.Struct, forbid_unknown_fields=True, frozen=Tr
             ge=0.0,
             le=1e6,
             description="Requests above the average that a rank may hold whatever the skew says; "
-            "0: the skew alone decides, as in the PR",
+            "0: the skew alone decides, as in SGLang PR 31170",
         ),
     ] = 4.0
     hash_tokens: Annotated[
@@ -105,7 +106,7 @@ class PrefixAffinity:
         """
         if not view.known:
             return math.inf
-        average = view.total / view.known
+        average = view.average()
         return max(self._skew * max(average, 1.0), average + self._gap)
 
     def _leave(

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import psutil
 import pytest
@@ -15,6 +16,7 @@ pytest.importorskip("sglang")
 from bench.demo import Sidecar
 from bench.simulated.launch import free_port
 from bench.simulated.model import write_model
+from bench.simulated.server import _load_files
 
 from .conftest import OLD, READY_SECONDS, eventually
 
@@ -49,9 +51,15 @@ def server(tmp_path_factory):
         wait_ready(process, port, folder / "server.log")
         yield f"http://127.0.0.1:{port}", sidecar
     finally:
-        for child in [*psutil.Process(process.pid).children(recursive=True), process]:
-            child.send_signal(signal.SIGKILL)
+        tree = [psutil.Process(process.pid)]
+        tree += tree[0].children(recursive=True)
+        files = _load_files(tree)
+        for one in tree:
+            one.send_signal(signal.SIGKILL)
         process.wait()
+        psutil.wait_procs(tree, timeout=10)
+        for file in files:
+            Path(file).unlink(missing_ok=True)
         log.close()
         sidecar.stop()
 
