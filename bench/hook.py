@@ -10,7 +10,6 @@ SGLang itself spends on a request is not measured. Also the cost of a scheduler 
 import os
 import tempfile
 import time
-from array import array
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median
@@ -21,6 +20,7 @@ import zmq
 
 from bench import report
 from bench.roundtrip import sidecar
+from bench.stock import make_controller, make_request
 
 RANKS = 8
 REQUESTS = 1500
@@ -30,49 +30,11 @@ STEPS = 20_000
 RUNNING = 64
 
 
-def make_request(index: int, routing_key: str | None) -> Any:
-    """A tokenized request as the TokenizerManager makes it."""
-    from sglang.srt.managers.io_struct import TokenizedGenerateReqInput
-    from sglang.srt.sampling.sampling_params import SamplingParams
-
-    return TokenizedGenerateReqInput(
-        rid=f"bench-{index}",
-        input_text="",
-        input_ids=array("q", range(index, index + PROMPT_TOKENS)),
-        input_embeds=None,
-        mm_inputs=None,
-        token_type_ids=None,
-        sampling_params=SamplingParams(max_new_tokens=8),
-        return_logprob=False,
-        logprob_start_len=0,
-        top_logprobs_num=0,
-        token_ids_logprob=None,
-        stream=False,
-        routing_key=routing_key,
-    )
-
-
 class Forgetful:
     """Stands for a rank's socket."""
 
     def send_pyobj(self, obj: Any, flags: int = 0, protocol: int = 0) -> None:
         """Take a request."""
-
-
-def controller() -> Any:
-    """A DataParallelController with injected attributes, as SGLang's own unit tests build it."""
-    from sglang.srt.managers import data_parallel_controller as module
-
-    made = module.DataParallelController.__new__(module.DataParallelController)
-    made.server_args = SimpleNamespace(port=1, node_rank=0)
-    made.load_balance_method = module.LoadBalanceMethod.ROUND_ROBIN
-    made.round_robin_counter = made.health_round_robin_counter = 0
-    made.dispatching = made.round_robin_scheduler
-    made.refresh_load_budget_on_dispatch = False
-    made.status = [True] * RANKS
-    made._active_workers = list(range(RANKS))
-    made.workers = [Forgetful() for _ in range(RANKS)]
-    return made
 
 
 class TimedSocket(zmq.Socket):  # type: ignore[type-arg]
@@ -112,7 +74,7 @@ def request_costs(endpoint: str) -> dict[str, list[float]]:
     from sglang_hook.settings import Settings
 
     costs: dict[str, list[float]] = {"keyed": [], "keyless": []}
-    made = controller()
+    made = make_controller([Forgetful() for _ in range(RANKS)])
     stock = made.dispatching
     patches._attach_controller(module)
     seam = ControllerSeam(made, Settings(endpoint=endpoint, deadline_ms=1000))
@@ -121,7 +83,10 @@ def request_costs(endpoint: str) -> dict[str, list[float]]:
     for repeat in range(REPEATS + 1):
         for kind, added in costs.items():
             keys = [f"session-{i}" if kind == "keyed" else None for i in range(REQUESTS)]
-            requests = [make_request(i, key) for i, key in enumerate(keys)]
+            requests = [
+                make_request(f"bench-{i}", range(i, i + PROMPT_TOKENS), key)
+                for i, key in enumerate(keys)
+            ]
             ATTACHED.clear()
             without = median_us(stock, requests)
             ATTACHED[:] = [seam]

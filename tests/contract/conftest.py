@@ -2,7 +2,6 @@
 
 from array import array
 from collections.abc import Callable, Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,10 +10,10 @@ pytest.importorskip("sglang")
 from sglang.srt.managers import data_parallel_controller as module
 from sglang.srt.managers.io_struct import (
     TokenizedEmbeddingReqInput,
-    TokenizedGenerateReqInput,
 )
 from sglang.srt.sampling.sampling_params import SamplingParams
 
+from bench.stock import make_controller, make_request
 from sglang_hook import patches
 from sglang_hook.controller_seam import ATTACHED, ControllerSeam
 from sglang_hook.settings import Settings
@@ -36,22 +35,8 @@ class Worker:
 def generate(rid: str = "r", key: str | None = None, tokens: int = 64, **more: Any) -> Any:
     """A tokenized generation request; `tokens` ids that depend on the rid."""
     first = sum(map(ord, rid))
-    return TokenizedGenerateReqInput(
-        rid=rid,
-        input_text=more.pop("input_text", "text"),
-        input_ids=array("q", more.pop("input_ids", range(first, first + tokens))),
-        input_embeds=None,
-        mm_inputs=None,
-        token_type_ids=None,
-        sampling_params=SamplingParams(max_new_tokens=8),
-        return_logprob=False,
-        logprob_start_len=0,
-        top_logprobs_num=0,
-        token_ids_logprob=None,
-        stream=False,
-        routing_key=key,
-        **more,
-    )
+    ids = more.pop("input_ids", range(first, first + tokens))
+    return make_request(rid, ids, key, **more)
 
 
 def embedding(rid: str = "e", **more: Any) -> Any:
@@ -113,26 +98,11 @@ class Harness:
         return list(self.seam.chooser.sent.of(list(range(len(self.controller.workers))))[0])
 
 
-def make_controller(method: str = "ROUND_ROBIN") -> Any:
-    """A controller with injected attributes, as SGLang's own unit tests build it."""
-    made = module.DataParallelController.__new__(module.DataParallelController)
-    made.server_args = SimpleNamespace(port=1, node_rank=0)
-    made.load_balance_method = module.LoadBalanceMethod[method]
-    made.round_robin_counter = made.health_round_robin_counter = 0
-    made.dispatching = getattr(made, f"{method.lower()}_scheduler")
-    made.refresh_load_budget_on_dispatch = False
-    made.dp_budget = module.DPBudget(RANKS)
-    made.status = [True] * RANKS
-    made._active_workers = list(range(RANKS))
-    made.workers = [Worker() for _ in range(RANKS)]
-    return made
-
-
 @pytest.fixture
 def make_harness() -> Iterator[Callable[..., Harness]]:
     def make(method: str = "ROUND_ROBIN") -> Harness:
         patches._attach_controller(module)
-        controller = make_controller(method)
+        controller = make_controller([Worker() for _ in range(RANKS)], method)
         # nobody listens there: the client is replaced by the harness
         seam = ControllerSeam(controller, Settings(endpoint="ipc:///nonexistent/q"))
         harness = Harness(controller, seam)
