@@ -54,10 +54,12 @@ class TimedContext(zmq.Context):  # type: ignore[type-arg]
     _socket_class = TimedSocket
 
 
-def median_us(dispatch: Callable[[Any], Any], requests: list[Any]) -> float:
+def median_us(dispatch: Callable[[Any], Any], keys: list[str | None]) -> float:
     """Median CPU microseconds of a dispatch, the wait excluded."""
     times = []
-    for request in requests:
+    for i, key in enumerate(keys):
+        # Made just before, as SGLang's controller has just unpickled it.
+        request = make_request(f"bench-{i}", range(i, i + PROMPT_TOKENS), key)
         TimedSocket.waited = 0
         begun = time.thread_time_ns()
         dispatch(request)
@@ -83,14 +85,10 @@ def request_costs(endpoint: str) -> dict[str, list[float]]:
     for repeat in range(REPEATS + 1):
         for kind, added in costs.items():
             keys = [f"session-{i}" if kind == "keyed" else None for i in range(REQUESTS)]
-            requests = [
-                make_request(f"bench-{i}", range(i, i + PROMPT_TOKENS), key)
-                for i, key in enumerate(keys)
-            ]
             ATTACHED.clear()
-            without = median_us(stock, requests)
+            without = median_us(stock, keys)
             ATTACHED[:] = [seam]
-            with_hook = median_us(made.dispatching, requests)
+            with_hook = median_us(made.dispatching, keys)
             if repeat:  # the first warms up
                 added.append(with_hook - without)
     if seam.chooser.bypassed:

@@ -133,11 +133,11 @@ def _attach_controller(module: ModuleType) -> None:
 
 
 def _counting_send(original: Callable[..., Any], tokenized: tuple[type, ...]) -> Callable[..., Any]:
+    from sglang_hook.controller_seam import sent
+
     def sock_send(socket: Any, obj: Any, *args: Any, **kwargs: Any) -> Any:
         result = original(socket, obj, *args, **kwargs)
         if isinstance(obj, tokenized):
-            from sglang_hook.controller_seam import sent
-
             sent(socket, obj)
         return result
 

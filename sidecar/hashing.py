@@ -21,6 +21,7 @@ NAMESPACE_SEED = 0x6E616D65  # "name"
 PREFIX_SEED = 0x70726566  # "pref"
 BLOCK_SEED = 0x626C6F63  # "bloc"
 _MASK = (1 << 64) - 1
+_LITTLE = sys.byteorder == "little"
 
 
 def normalize_key(key: str | bytes | None) -> bytes:
@@ -77,6 +78,8 @@ def prefix_hash(tokens: Iterable[int], count: int, namespace: int = 0) -> int | 
     tokens: token ids, shape (n,), as list, tuple, array or numpy array of any integer type. Each is
     hashed as 8 bytes, little-endian, so that equal ids hash equally whatever held them.
     """
+    if type(tokens) is array and tokens.typecode == "q" and 0 < len(tokens) <= count and _LITTLE:
+        return xxh3_64_intdigest(tokens, PREFIX_SEED ^ namespace)  # SGLang's own, whole: no copy
     data = token_bytes(tokens, count)
     if not data:
         return None
@@ -107,7 +110,7 @@ def token_bytes(tokens: Any, count: int) -> bytes | memoryview:
     else:
         some = tokens[:count]
         head = array("q", some.tolist() if hasattr(some, "tolist") else some)
-    if sys.byteorder == "big":
+    if not _LITTLE:
         head = head[:count]
         head.byteswap()
     return memoryview(head).cast("B")[: 8 * count]
