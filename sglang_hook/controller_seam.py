@@ -14,7 +14,7 @@ from typing import Any
 
 from sglang_hook.client import SidecarClient
 from sglang_hook.controller import Chooser
-from sglang_hook.reading import instance_name, is_warm_up, size, to_dispatch
+from sglang_hook.reading import CONTROLLER, instance_name, is_warm_up, size, to_dispatch
 from sglang_hook.settings import Settings
 from sidecar import __version__
 
@@ -38,7 +38,8 @@ class ControllerSeam:
 
     def __init__(self, controller: Any, settings: Settings) -> None:
         self.controller = controller
-        self._module = sys.modules[type(controller).__module__]
+        # Not the module of the controller's class, which may be a subclass of Ray's.
+        self._module = sys.modules[CONTROLLER]
         self.method = controller.load_balance_method.name.lower()
         self.stock = controller.dispatching
         self.plan: dict[int, int | None] = {}

@@ -14,11 +14,11 @@ from types import ModuleType
 from typing import Any
 
 from sglang_hook import settings as hook_settings
+from sglang_hook.reading import CONTROLLER
 from sglang_hook.settings import Settings
 
 logger = logging.getLogger("sglang_hook")
 
-CONTROLLER = "sglang.srt.managers.data_parallel_controller"
 SCHEDULER = "sglang.srt.managers.scheduler"
 ENGINE = "sglang.srt.entrypoints.engine"
 IO_STRUCT = "sglang.srt.managers.io_struct"

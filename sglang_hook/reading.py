@@ -7,6 +7,8 @@ from sglang_hook.controller import Dispatch
 from sglang_hook.settings import Settings
 from sidecar.wire import MAX_INSTANCE_CHARS
 
+CONTROLLER = "sglang.srt.managers.data_parallel_controller"
+
 # What SGLang's warm-up sends once for each rank, without a key: affinity would put all on one.
 WARM_UP_TEXT = "The capital city of France is"
 WARM_UP_IDS = [10, 11, 12]

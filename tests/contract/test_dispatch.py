@@ -8,6 +8,7 @@ from sglang.srt.managers.io_struct import (
     BatchTokenizedGenerateReqInput,
 )
 
+from sglang_hook.settings import Settings
 from sidecar import hashing, wire
 
 from .conftest import RANKS, embedding, generate
@@ -219,6 +220,20 @@ def test_total_methods_see_our_choices(make_harness):
     harness.dispatch(*(generate(f"r{i}", "k", tokens=10) for i in range(3)))
     assert harness.controller.dp_budget.total_requests[5] == 3
     assert harness.controller.dp_budget.total_tokens[5] == 30
+
+
+def test_a_subclass_from_another_module_is_served(make_harness):
+    """Ray's controller is one."""
+    harness = make_harness()
+    base = type(harness.controller)
+    harness.controller.__class__ = type("RayController", (base,), {"__module__": __name__})
+    seam = type(harness.seam)(harness.controller, Settings(endpoint="ipc:///nonexistent/q"))
+    seam.chooser.ask = harness.ask
+    harness.seam.__dict__.update(seam.__dict__)
+    harness.controller.dispatching = harness.seam.dispatching
+    harness.seam.stock = harness.controller.round_robin_scheduler
+    harness.dispatch(generate("a", "k"))
+    assert harness.where() == {"a": 5}
 
 
 def test_attaching_twice_wraps_once(harness):
