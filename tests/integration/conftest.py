@@ -95,7 +95,12 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
     journal = folder / "journal"
     sidecar = Sidecar(folder)
     sidecar.start()
-    env = {"DP_SIDECAR_ENDPOINT": sidecar.endpoint, "SIMULATED_JOURNAL": str(journal)}
+    env = {
+        "DP_SIDECAR_ENDPOINT": sidecar.endpoint,
+        # A busy test machine must not look like a slow sidecar.
+        "DP_SIDECAR_DEADLINE_MS": "500",
+        "SIMULATED_JOURNAL": str(journal),
+    }
     args = ["--log-level", "info", *(["--plain-dp"] if OLD else [])]
     log = folder / "server.log"
     try:

@@ -132,6 +132,7 @@ def test_killed_and_restarted_in_mid_stream_nothing_fails_or_moves(live):
 def test_a_stopped_sidecar_is_not_waited_for(live):
     import signal
 
+    waited = live.status()["bypassed"].get("deadline", 0)
     live.sidecar.process.send_signal(signal.SIGSTOP)
     try:
         for i in range(8):
@@ -147,7 +148,7 @@ def test_a_stopped_sidecar_is_not_waited_for(live):
 
     eventually(told)
     causes = live.status()["bypassed"]
-    assert causes["deadline"] == 1, "one request waited, the others did not"
+    assert causes["deadline"] == waited + 1, "one request waited, the others did not"
     assert causes["breaker_open"] >= 6
 
 

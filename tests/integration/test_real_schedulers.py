@@ -38,6 +38,7 @@ def server(tmp_path_factory):
     env = {
         **os.environ,
         "DP_SIDECAR_ENDPOINT": sidecar.endpoint,
+        "DP_SIDECAR_DEADLINE_MS": "500",
         "SGLANG_CPU_OMP_THREADS_BIND": "0|1" if (os.cpu_count() or 1) > 1 else "0|0",
     }
     log = (folder / "server.log").open("wb")
