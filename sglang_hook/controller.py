@@ -120,7 +120,8 @@ class Chooser:
             self.bypass("session")
         else:
             (rank,) = self._remote([facts], live)
-        return self._settle(affinity, rank, live, now)
+        keyed = bool(facts.routing_key or dispatch.session)
+        return self._settle(affinity, rank, live, now, keyed=keyed)
 
     def choose(self, dispatches: Sequence[Dispatch]) -> list[int | None]:
         """The same for many requests, in one query."""
@@ -138,15 +139,19 @@ class Chooser:
         for position, rank in zip(asked, answers, strict=True):
             ranks[position] = rank
         return [
-            self._settle(affinity, rank, live, now)
-            for (_, affinity), rank in zip(placed, ranks, strict=True)
+            self._settle(affinity, rank, live, now, keyed=bool(facts.routing_key or one.session))
+            for one, (facts, affinity), rank in zip(dispatches, placed, ranks, strict=True)
         ]
 
     def _settle(
-        self, affinity: int | None, rank: int | None, live: list[int], now: float
+        self, affinity: int | None, rank: int | None, live: list[int], now: float, *, keyed: bool
     ) -> int | None:
-        """Decide locally what nobody decided; remember where the key went."""
-        if affinity is None:
+        """Decide locally what nobody decided; remember where the key went.
+
+        keyed: a routing key or a session. A prompt without one is SGLang's to place: there is no
+        guard here, and a prefix that everybody shares would put all of them on one rank.
+        """
+        if affinity is None or (rank is None and not keyed):
             return rank
         if rank is None:
             rank = self._local(affinity, live)

@@ -6,6 +6,7 @@ import gc
 import os
 import signal
 import time
+import traceback
 
 import zmq
 
@@ -171,6 +172,8 @@ class Server:
             return wire.encode(self.dispatcher.handle(query, time.monotonic()))
         except PeerError as error:
             return self._refuse(query.seq, error)
+        except Exception as error:  # noqa: BLE001 - see _bug
+            return self._refuse(query.seq, self._bug(error))
 
     def _refuse(self, seq: int, error: PeerError) -> bytes:
         self._count_rejected("query", error)
@@ -190,9 +193,18 @@ class Server:
                 self.health.reports += 1
             except PeerError as error:
                 self._count_rejected("report", error)
+            except Exception as error:  # noqa: BLE001 - see _bug
+                self._count_rejected("report", self._bug(error))
             if not self.pull.getsockopt(_EVENTS) & _POLLIN:  # type: ignore[operator]
                 return
         asyncio.get_running_loop().call_soon(self._on_reports)
+
+    def _bug(self, error: Exception) -> PeerError:
+        """A fault of ours, contained: leaving the loop would leave the messages behind it unread,
+        since the socket's FD has told of them already."""
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        where = f"{os.path.basename(last.filename)}:{last.lineno}"
+        return PeerError("internal", f"a bug of the sidecar: {type(error).__name__} at {where}")
 
     def _count_rejected(self, socket: str, error: PeerError) -> None:
         self.health.rejected[socket, error.cause] += 1

@@ -152,6 +152,7 @@ REFUSALS = (
     "older_controller",
     "too_many_instances",
     "stale_report",
+    "internal",
 )
 
 _encoder = msgspec.msgpack.Encoder()

@@ -385,6 +385,31 @@ def test_case_35_sigterm_while_http_does_not_come_up(endpoint: str, directory: P
         assert process.wait(5) == 0
 
 
+BROKEN = """
+import sys
+from sidecar import cli, dispatcher
+
+def broken(self, query, now, handle=dispatcher.Dispatcher.handle):
+    if query.requests and query.requests[0].routing_key == b"breaks":
+        raise ZeroDivisionError("a bug")
+    return handle(self, query, now)
+
+dispatcher.Dispatcher.handle = broken
+sys.exit(cli.main(sys.argv[1:]))
+"""
+
+
+def test_a_bug_of_ours_is_one_refusal_and_the_queries_behind_it_are_served(endpoint: str) -> None:
+    command = [sys.executable, "-c", BROKEN, "serve", f"--endpoint={endpoint}", "--admin-port=0"]
+    with running(command) as process:
+        wait_for(lambda: process.lines("ready:"))
+        with Asker(endpoint) as asker:
+            for _ in range(3):
+                assert asker.query([keyed("breaks")]).cause == "internal"
+                assert len(asker.query([keyed("a")]).ranks) == 1
+        assert len(process.lines("ZeroDivisionError")) == 1, "rate-limited"
+
+
 # ---- reload
 
 

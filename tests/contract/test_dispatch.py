@@ -180,6 +180,24 @@ def test_without_key_and_answer_sglang_decides(harness):
     assert Counter(harness.where().values()) == {rank: 10 for rank in range(RANKS)}
 
 
+def test_a_shared_prompt_without_key_does_not_herd_while_nobody_answers(harness):
+    """Without the guard, affinity of a common prefix would put all of it on one rank."""
+    prompt = range(5000)
+    harness.dispatch(generate("learns-what-the-policy-wants"))
+    harness.dispatch(generate("first", input_ids=prompt))
+    assert harness.queries[-1].requests[0].prefix_hash is not None
+    harness.answer = lambda query: "unreachable"
+    harness.dispatch(*(generate(f"r{i}", input_ids=prompt) for i in range(40)))
+    harness.controller.dispatch_batch_generate(
+        BatchTokenizedGenerateReqInput(
+            batch=[generate(f"b{i}", input_ids=prompt) for i in range(40)]
+        )
+    )
+    where = harness.where()
+    counts = Counter(rank for rid, rank in where.items() if rid[0] in "rb")
+    assert counts == {rank: 10 for rank in range(RANKS)}
+
+
 def test_an_error_of_ours_is_contained_and_counted(harness, caplog):
     def broken(dispatches):
         raise RuntimeError("boom")
