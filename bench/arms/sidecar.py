@@ -1,0 +1,112 @@
+"""The sidecar's own policies: the very code that serves, fed with what the hook would send."""
+
+from array import array
+from typing import ClassVar
+
+import msgspec
+from xxhash import xxh3_64_intdigest
+
+from bench.model.cluster import Cluster, Placement
+from bench.workloads.base import Call
+from sglang_hook.controller import LastRanks, SentCounters
+from sidecar import hashing, wire
+from sidecar.budget import Budget, LoadView
+from sidecar.dispatcher import Dispatcher
+from sidecar.policies import Choice, Policy
+from sidecar.wire import LoadReport, Query, RequestFacts, Want
+
+_NAME = "model"
+_EPOCH = 1
+_LAST_RANK_KEYS = 131_072  # the hook's default
+
+
+class SidecarChooser:
+    """Query -> Dispatcher -> rank, without sockets; load reports as the hook pushes them."""
+
+    def __init__(self, cluster: Cluster, policy: Policy) -> None:
+        self._cluster = cluster
+        self._live = list(range(len(cluster.ranks)))
+        self._policy = _Recorder(policy)
+        self.dispatcher = Dispatcher(
+            self._policy, Budget(stale_seconds=1e9, max_instances=1), _EPOCH, _raise
+        )
+        self._sent = SentCounters()
+        self._last = LastRanks(_LAST_RANK_KEYS)
+        self._reported: list[object] = [None] * len(self._live)
+        self._seq = 0
+
+    def choose(self, call: Call, now: float) -> Placement:
+        self._report(now)
+        self._seq += 1
+        facts, affinity = self._facts(call, now)
+        sent, sent_tokens = self._sent.of(self._live)
+        query = Query(
+            wire.VERSION, self._seq, _NAME, _EPOCH, self._live, sent, sent_tokens, [facts]
+        )
+        reply = self.dispatcher.handle(query, now)
+        rank = reply.ranks[0]
+        self._sent.count(rank, call.prompt_tokens)
+        if affinity is not None:
+            self._last.put(affinity, rank, now)
+        # Every rank lives: positions are ids.
+        return Placement(rank, reply.reasons[0], self._policy.last.preferred)
+
+    def _report(self, now: float) -> None:
+        """Deliver what the schedulers saw since the last query; of several reports the last."""
+        cluster = self._cluster
+        for rank, seen in enumerate(cluster.seen):
+            at, load, received_tokens = cluster.snapshots[rank]
+            if self._reported[rank] == (seen, at):
+                continue
+            self._reported[rank] = (seen, at)
+            self._seq += 1
+            bounds = (cluster.spec.rank.cache_tokens, cluster.spec.rank.max_running)
+            counts = (seen.received, received_tokens, seen.running, seen.waiting)
+            head = (wire.VERSION, _NAME, rank, _EPOCH, self._seq)
+            report = LoadReport(*head, *counts, load.tokens, *bounds, load.waiting_uncached)
+            self.dispatcher.report(report, now)
+
+    def _facts(self, call: Call, now: float) -> tuple[RequestFacts, int | None]:
+        """The facts that the hook would state, with hashes of pages in the place of tokens."""
+        want = self._policy.want
+        key = hashing.normalize_key(call.key)
+        affinity = hashing.key_hash(key) if key else None
+        prefix = None
+        if want.prefix_tokens and (want.prefix_with_key or not key):
+            prefix = prefix_of(call, want.prefix_tokens, self._cluster.spec.rank.page_tokens)
+        if affinity is None:
+            affinity = prefix
+        last = None if affinity is None else self._last.get(affinity)
+        rank, age = (-1, -1) if last is None else (last[0], int((now - last[1]) * 1000))
+        return RequestFacts(key, 0, call.prompt_tokens, prefix, [], rank, age), affinity
+
+
+class _Recorder:
+    """A policy that remembers its last choice: a reply does not say which rank was preferred."""
+
+    name: ClassVar[str] = ""
+    Params: ClassVar[type[msgspec.Struct]] = msgspec.Struct
+
+    def __init__(self, policy: Policy) -> None:
+        self.policy = policy
+        self.name = policy.name  # type: ignore[misc]
+        self.want: Want = policy.want
+        self.params = policy.params
+        self.last = Choice(0, "")
+
+    def choose(self, facts: RequestFacts, view: LoadView) -> Choice:
+        self.last = self.policy.choose(facts, view)
+        return self.last
+
+
+def prefix_of(call: Call, tokens: int, page_tokens: int) -> int:
+    """Hash of a prompt's first `tokens` tokens: equal for equal leading pages."""
+    short = call.prompt_tokens <= tokens
+    pages = call.pages if short else call.pages[: max(1, tokens // page_tokens)]
+    data = array("q", pages).tobytes() + (call.prompt_tokens if short else 0).to_bytes(8, "little")
+    return xxh3_64_intdigest(data, hashing.PREFIX_SEED)
+
+
+def _raise(error: Exception) -> None:
+    """A policy that fails must fail the bench, not be replaced by its fallback."""
+    raise error

@@ -1,0 +1,308 @@
+"""The scheduler of one rank: waiting queue, chunked prefill, decode, and its prefix cache.
+
+It is SGLang's normal event loop without a model: first come, first served; a prefill step before
+any decode step; at most one prompt in chunks; a prompt enters the cache as far as it is computed
+and an answer when it ends. Simplification: memory for the whole answer is reserved on admission, so
+nothing is ever retracted (SGLang reserves a share that it learns, and retracts when it was wrong).
+"""
+
+import heapq
+from collections import deque
+from collections.abc import Hashable
+from typing import Annotated, NamedTuple
+
+import msgspec
+from msgspec import Meta
+
+from bench.model.radix import Node, RadixCache
+from bench.model.steps import Work
+
+Positive = Annotated[int, Meta(ge=1)]
+
+
+class RankSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What bounds a rank; the defaults are those of 8 x H100 with a 122B model in FP8."""
+
+    cache_tokens: Positive = 1_048_576
+    """KV cache of the rank."""
+    page_tokens: Positive = 64
+    chunk_tokens: Positive = 1024
+    """Prefilled tokens of one step: SGLang's chunked_prefill_size (8,192 on an H100) // dp_size."""
+    max_running: Positive = 256
+
+
+class Request:
+    """One request on its way through a rank."""
+
+    __slots__ = (
+        "answer_pages",
+        "cached",
+        "call",
+        "done",
+        "ends",
+        "estimate",
+        "node",
+        "output_tokens",
+        "pages",
+        "prompt_tokens",
+        "stored",
+    )
+
+    def __init__(
+        self, pages: tuple[Hashable, ...], prompt_tokens: int, output_tokens: int, call: object
+    ) -> None:
+        self.pages = pages
+        self.prompt_tokens = prompt_tokens
+        self.output_tokens = output_tokens
+        self.call = call
+        """Whatever the driver knows it by."""
+        self.cached = 0
+        """Prompt tokens found in the cache on admission."""
+        self.done = 0
+        """Prompt tokens whose KV exists."""
+        self.stored = 0
+        """Of those, tokens that the radix cache holds."""
+        self.ends = 0
+        """Value of the rank's step clock with which its last token comes."""
+        self.answer_pages: tuple[Hashable, ...] | None = None
+        """What follows the prompt's whole pages, if a later prompt may hold it; None: pages that
+        nobody sends."""
+        self.estimate = 0
+        """Prompt tokens that the cache lacked when the request was queued."""
+        self.node: Node | None = None
+
+    @property
+    def uncached(self) -> int:
+        """Prompt tokens still to be prefilled."""
+        return self.prompt_tokens - self.done
+
+
+class Load(NamedTuple):
+    """What SGLang's load snapshot says of a rank."""
+
+    running: int
+    waiting: int
+    tokens: int
+    """KV tokens in use by requests, and prompt tokens waiting (num_total_tokens)."""
+    waiting_uncached: int
+
+
+class Rank:
+    """One rank. A driver calls `add`, then for each step `plan`, and `finish` when it is over."""
+
+    def __init__(self, spec: RankSpec, cache: RadixCache | None = None) -> None:
+        self.spec = spec
+        self.cache = cache or RadixCache(spec.cache_tokens // spec.page_tokens)
+        self.waiting: deque[Request] = deque()
+        self.running: list[tuple[int, int, Request]] = []
+        """Decoding requests as a heap: (clock at their end, a count, request)."""
+        self.fresh: list[Request] = []
+        """The batch prefilled last, which joins `running` with the next plan, as in SGLang."""
+        self.chunked: Request | None = None
+        """The prompt of which only a part fits in a step."""
+        self.clock = 0
+        """Decode steps so far."""
+        self.context = 0
+        """Tokens of the decoding requests."""
+        self.waiting_tokens = 0
+        """Prompt tokens waiting."""
+        self.waiting_uncached = 0
+        """Of those, tokens that the cache lacked when their request came."""
+        self.prompt_tokens = self.cached_tokens = 0
+        """Of all requests admitted so far."""
+        self._reserved = 0
+        """Tokens promised to requests and not held by the radix cache."""
+        self._joined = 0
+        self._planned = 0
+        self.batch: list[Request] = []
+        """The prefill under way."""
+
+    def add(self, request: Request) -> None:
+        """Queue a request. Raises ValueError if the rank could never hold it."""
+        if request.prompt_tokens + request.output_tokens > self.spec.cache_tokens:
+            raise ValueError(
+                f"{request.prompt_tokens} + {request.output_tokens} tokens exceed the rank's "
+                f"{self.spec.cache_tokens}"
+            )
+        request.estimate = self.uncached_of(request.pages, request.prompt_tokens)
+        self.waiting.append(request)
+        self.waiting_tokens += request.prompt_tokens
+        self.waiting_uncached += request.estimate
+
+    def uncached_of(self, pages: tuple[Hashable, ...], prompt_tokens: int) -> int:
+        """Prompt tokens that the cache lacks at this moment, at least 1."""
+        page = self.spec.page_tokens
+        return prompt_tokens - self.cache.peek(pages[: (prompt_tokens - 1) // page]) * page
+
+    @property
+    def active(self) -> int:
+        """Requests that run: in decode, prefilled last, in prefill, or in chunks."""
+        count = len(self.running) + len(self.fresh) + len(self.batch)
+        return count + (self.chunked is not None and self.chunked not in self.batch)
+
+    @property
+    def requests(self) -> int:
+        """Running and waiting requests."""
+        return self.active + len(self.waiting)
+
+    @property
+    def to_prefill(self) -> int:
+        """Prompt tokens to prefill: what the cache lacked of those waiting, and a chunked rest."""
+        return self.waiting_uncached + (0 if self.chunked is None else self.chunked.uncached)
+
+    def load(self, decoded: int = 0) -> Load:
+        """The load as SGLang's snapshot has it; a prefill not yet merged is in no count.
+
+        decoded: decode steps of the step under way that are over.
+        """
+        page = self.spec.page_tokens
+        held = sum(request.done - request.stored for request in self.batch)
+        held += self.context + decoded * len(self.running)
+        held -= sum(entry[2].stored for entry in self.running)
+        used = self.cache.pinned * page + held
+        rate = self.cached_tokens / max(1, self.prompt_tokens)
+        uncached = int(self.waiting_tokens * (1 - rate))
+        if self.chunked is not None:
+            uncached += self.chunked.uncached
+        total = used + self.waiting_tokens
+        return Load(len(self.running), len(self.waiting), total, uncached)
+
+    # Steps
+
+    def plan(self) -> Work | None:
+        """The next step's work; None if there is nothing to do."""
+        for request in self.fresh:
+            self._join(request)
+        self.fresh = []
+        pairs = self._plan_prefill()
+        if self.batch:
+            tokens = self._planned
+            return Work(True, tokens, pairs, 0)
+        if self.running:
+            return Work(False, len(self.running), 0.0, self.context)
+        return None
+
+    def finish(self, prefill: bool, steps: int = 1) -> tuple[list[Request], list[Request]]:
+        """Account the planned prefill step, or `steps` decode steps.
+
+        Returns the requests that got their first token and those that ended, in the order of
+        arrival and of their ends.
+        """
+        if not prefill:
+            return [], self._decode(steps)
+        firsts, ended = [], []
+        batch, self.batch = self.batch, []
+        for request in batch:
+            self._store(request, request.done)
+            if request is self.chunked:
+                continue
+            firsts.append(request)
+            if request.output_tokens <= 1:
+                self._release(request)
+                ended.append(request)
+            else:
+                self.fresh.append(request)
+        return firsts, ended
+
+    def steps_to_end(self) -> int:
+        """Decode steps until the next request ends; only while some decode."""
+        return self.running[0][0] - self.clock
+
+    def _decode(self, steps: int) -> list[Request]:
+        self.clock += steps
+        self.context += steps * len(self.running)
+        ended = []
+        running = self.running
+        while running and running[0][0] <= self.clock:
+            request = heapq.heappop(running)[2]
+            self.context -= request.prompt_tokens + request.output_tokens
+            self._release(request)
+            ended.append(request)
+        return ended
+
+    def _join(self, request: Request) -> None:
+        request.ends = self.clock + request.output_tokens - 1
+        self._joined += 1
+        heapq.heappush(self.running, (request.ends, self._joined, request))
+        self.context += request.prompt_tokens + 1
+
+    def _plan_prefill(self) -> float:
+        """Fill `batch` and `_planned`; returns the attention pairs."""
+        self._planned = 0
+        pairs = 0.0
+        chunked, self.chunked = self.chunked, None
+        if chunked is not None:
+            pairs += self._take(chunked)
+        room = self.spec.max_running - len(self.running)
+        while self.waiting and self.chunked is None and len(self.batch) < room:
+            if self._planned >= self.spec.chunk_tokens or not self._admit(self.waiting[0]):
+                break
+            request = self.waiting.popleft()
+            self.waiting_tokens -= request.prompt_tokens
+            self.waiting_uncached -= request.estimate
+            pairs += self._take(request)
+        return pairs
+
+    def _take(self, request: Request) -> float:
+        """Put as much of a prompt as fits into the step."""
+        tokens = min(request.uncached, self.spec.chunk_tokens - self._planned)
+        pairs = tokens * (request.done + tokens / 2)
+        request.done += tokens
+        self._planned += tokens
+        self.batch.append(request)
+        if request.uncached:
+            self.chunked = request
+        return pairs
+
+    def _admit(self, request: Request) -> bool:
+        """Match the cache and reserve memory; False if it does not fit now."""
+        cache, page = self.cache, self.spec.page_tokens
+        # SGLang always computes the last prompt token: its output is the first answer token.
+        usable = (request.prompt_tokens - 1) // page
+        node, matched = cache.match(request.pages[:usable])
+        cache.lock(node)
+        needed = request.prompt_tokens + request.output_tokens - matched * page
+        free = cache.capacity * page - cache.pages * page - self._reserved
+        if needed > free + cache.evictable * page:
+            cache.unlock(node)
+            return False
+        if needed > free:
+            cache.evict(-((free - needed) // page))
+        request.node = node
+        request.cached = request.done = request.stored = matched * page
+        self._reserved += needed
+        self.prompt_tokens += request.prompt_tokens
+        self.cached_tokens += request.cached
+        return True
+
+    def _store(self, request: Request, tokens: int) -> None:
+        """Hand the first `tokens` of a request's KV to the radix cache, whole pages only."""
+        page = self.spec.page_tokens
+        pages = tokens // page
+        if pages * page <= request.stored:
+            return
+        cache = self.cache
+        node = cache.insert(self._pages(request, pages))
+        cache.lock(node)
+        if request.node is not None:
+            cache.unlock(request.node)
+        request.node = node
+        self._reserved -= pages * page - request.stored
+        request.stored = pages * page
+
+    def _pages(self, request: Request, count: int) -> tuple[Hashable, ...]:
+        whole = request.prompt_tokens // self.spec.page_tokens
+        if count <= whole:
+            return request.pages[:count]
+        answer = request.answer_pages or self.cache.new_pages(count - whole)
+        return request.pages[:whole] + answer[: count - whole]
+
+    def _release(self, request: Request) -> None:
+        """The request has ended: cache what it computed and unpin it."""
+        total = request.prompt_tokens + request.output_tokens
+        # The KV of the last token never exists.
+        self._store(request, total - 1)
+        self._reserved -= total - request.stored
+        if request.node is not None:
+            self.cache.unlock(request.node)
+            request.node = None
