@@ -34,6 +34,13 @@ class ServeConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
             "PATH.reports or the next port"
         ),
     ] = "ipc:///run/sglang-dp-sidecar/query.sock"
+    control: Annotated[
+        str,
+        Meta(
+            description="Path of the control socket; empty: PATH.control beside an ipc:// "
+            "endpoint, none with a tcp:// one"
+        ),
+    ] = ""
     allow_insecure_tcp: Annotated[
         bool, Meta(description="Accept a tcp:// endpoint, which is neither encrypted nor guarded")
     ] = False

@@ -3,6 +3,8 @@
 SidecarError
 ├── ConfigError       the operator's: a file, flag or environment variable; names field and bound
 ├── EndpointError     the operator's: an address that cannot be used, or is in use
+├── ControlError      the caller's: no sidecar answers at the control socket
+│   └── RefusedError  the caller's: it answered that the order is wrong; names field and bound
 └── PeerError         a peer's: a message that cannot be served
     └── .cause        one of `wire.REFUSALS`, equal to the metric label
 """
@@ -18,6 +20,14 @@ class ConfigError(SidecarError):
 
 class EndpointError(SidecarError):
     """A socket address is malformed, too long, not allowed or held by somebody else."""
+
+
+class ControlError(SidecarError):
+    """The control socket is absent, silent, or not one."""
+
+
+class RefusedError(ControlError):
+    """The sidecar refused an order; what was in force stays."""
 
 
 class PeerError(SidecarError):

@@ -11,11 +11,12 @@ import traceback
 import zmq
 
 from sidecar import __version__, logs, wire
-from sidecar.admin import Admin
+from sidecar.admin import Admin, ControlSite
 from sidecar.budget import Budget
 from sidecar.config import Config, Loader
+from sidecar.control import control_path
 from sidecar.dispatcher import Dispatcher
-from sidecar.errors import ConfigError, PeerError
+from sidecar.errors import ConfigError, EndpointError, PeerError
 from sidecar.logs import logger
 from sidecar.metrics import Health
 from sidecar.policies import make_policy
@@ -45,6 +46,7 @@ class Server:
         policy = make_policy(config.policy.name, config.policy.params())
         self.dispatcher = Dispatcher(policy, budget, time.time_ns(), self._policy_failed)
         self.admin = Admin(self.dispatcher, self.health, lambda: self.ready)
+        self.control = ControlSite(self.dispatcher, self.limit)
         self.sockets = Sockets(config.serve.endpoint, allow_tcp=config.serve.allow_insecure_tcp)
         self.router, self.pull = self.sockets.router, self.sockets.pull
         self.ready = False
@@ -63,7 +65,7 @@ class Server:
         loop.call_soon(self._on_queries)
         loop.call_soon(self._on_reports)
         # Dispatch waits for nobody: an address may take long to resolve.
-        admin = asyncio.create_task(self._start_admin())
+        http = asyncio.create_task(self._start_http())
         # Nothing made until here dies before the process does: keep it out of every collection.
         gc.collect()
         gc.freeze()
@@ -72,8 +74,8 @@ class Server:
         try:
             await self._stop.wait()
         finally:
-            admin.cancel()
-            await asyncio.gather(admin, return_exceptions=True)
+            http.cancel()
+            await asyncio.gather(http, return_exceptions=True)
             await self._shut_down(loop)
 
     def reload(self) -> None:
@@ -98,6 +100,21 @@ class Server:
             self.dispatcher.policy_version,
             config.policy.params(),
         )
+
+    async def _start_http(self) -> None:
+        await self._start_control()
+        await self._start_admin()
+
+    async def _start_control(self) -> None:
+        path = control_path(self.config.serve.endpoint, self.config.serve.control)
+        if not path:
+            return
+        try:
+            await self.control.start(path)
+        except EndpointError as error:
+            logger.warning("no control socket: %s; dispatch serves", error)
+        else:
+            logger.info("control on %s", path)
 
     async def _start_admin(self) -> None:
         admin = self.config.admin
@@ -129,7 +146,7 @@ class Server:
         with contextlib.suppress(ValueError, OSError):
             loop.remove_reader(self.router.fileno())
             loop.remove_reader(self.pull.fileno())
-        await self.admin.stop()
+        await asyncio.gather(self.control.stop(), self.admin.stop())
         self.sockets.close()
         logger.info("stopped")
 

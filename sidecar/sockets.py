@@ -4,12 +4,20 @@ import contextlib
 import fcntl
 import os
 import stat
+from collections.abc import Iterator
 from pathlib import Path
+from socket import AF_UNIX
+from socket import socket as Socket
 
 import zmq
 
 from sidecar.errors import EndpointError
-from sidecar.wire import MAX_MESSAGE_BYTES, check_endpoint, report_endpoint
+from sidecar.wire import (
+    MAX_IPC_PATH_BYTES,
+    MAX_MESSAGE_BYTES,
+    check_endpoint,
+    report_endpoint,
+)
 
 # Plain integers: pyzmq's enumerations cost a microsecond each time they are looked at.
 _NOBLOCK, _SNDMORE = int(zmq.NOBLOCK), int(zmq.NOBLOCK | zmq.SNDMORE)
@@ -68,28 +76,41 @@ class Lock:
             self._fd = -1
 
 
-def prepare_directory(path: str) -> None:
-    """Make the directory of an ipc path, mode 0700, if it is missing. Raises EndpointError."""
+def prepare_directory(path: str, flag: str = "--endpoint") -> None:
+    """Make the directory of a socket, mode 0700, if it is missing. Raises EndpointError.
+
+    flag: what chooses the path.
+    """
     directory = Path(path).parent
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         raise EndpointError(
-            f"{directory}: {error.strerror}; the sidecar keeps its sockets there, see --endpoint"
+            f"{directory}: {error.strerror}; the sidecar keeps its sockets there, see {flag}"
         ) from None
 
 
-def clear_stale(path: str) -> None:
+def clear_stale(path: str, flag: str = "--endpoint") -> None:
     """Remove the socket file of a dead sidecar. Raises EndpointError for any other file."""
     try:
         mode = os.lstat(path).st_mode
         if not stat.S_ISSOCK(mode):
-            raise EndpointError(f"{path}: is not a socket; it is kept, choose another --endpoint")
+            raise EndpointError(f"{path}: is not a socket; it is kept, choose another {flag}")
         os.unlink(path)
     except FileNotFoundError:
         return
     except OSError as error:
         raise EndpointError(f"{path}: {error.strerror}") from None
+
+
+@contextlib.contextmanager
+def private() -> Iterator[None]:
+    """A socket file gets mode 0600 when it is made: there is no moment at which it is open."""
+    before = os.umask(0o177)
+    try:
+        yield
+    finally:
+        os.umask(before)
 
 
 class Sockets:
@@ -135,13 +156,77 @@ class Sockets:
         path = endpoint.removeprefix("ipc://") if endpoint.startswith("ipc://") else None
         if path is not None:
             clear_stale(path)
-        # The socket file gets its mode when it is made: there is no moment at which it is open.
-        before = os.umask(0o177)
         try:
-            socket.bind(endpoint)
+            with private():
+                socket.bind(endpoint)
             if path is not None:
                 self._bound.append(path)
         except zmq.ZMQError as error:
             raise EndpointError(f"{endpoint}: {error.strerror}") from None
-        finally:
-            os.umask(before)
+
+
+class Listener:
+    """The control socket, a plain one. Its path may be anything that the operator chose, so it has
+    a lock of its own, and a socket that somebody listens on is kept, whoever that is."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._lock = Lock(path)
+        self._socket: Socket | None = None
+
+    def listen(self) -> Socket:
+        """Bind and listen. Raises EndpointError; nothing stays bound then."""
+        size = len(os.fsencode(self.path))
+        if not self.path.startswith("/") or "\0" in self.path:
+            raise EndpointError(f"{self.path!r}: serve.control needs an absolute path")
+        if size > MAX_IPC_PATH_BYTES:
+            raise EndpointError(
+                f"{self.path}: the path has {size} bytes, a Unix socket at most "
+                f"{MAX_IPC_PATH_BYTES}; see --control"
+            )
+        prepare_directory(self.path, "--control")
+        self._lock.acquire()
+        try:
+            refuse_listening(self.path)
+            clear_stale(self.path, "--control")
+            return self._bind()
+        except EndpointError:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Remove the file, close the socket, release the lock; safe to call twice."""
+        if self._socket is not None:
+            with contextlib.suppress(OSError):
+                os.unlink(self.path)
+            self._socket.close()
+            self._socket = None
+        self._lock.release()
+
+    def _bind(self) -> Socket:
+        listener = Socket(AF_UNIX)
+        try:
+            listener.setblocking(False)
+            with private():
+                listener.bind(self.path)
+            self._socket = listener
+            listener.listen()
+        except OSError as error:
+            listener.close()
+            raise EndpointError(f"{self.path}: {error.strerror}") from None
+        return listener
+
+
+def refuse_listening(path: str) -> None:
+    """Raise EndpointError if a process listens on the socket at `path`."""
+    with Socket(AF_UNIX) as probe:
+        probe.setblocking(False)
+        try:
+            probe.connect(path)
+        except (FileNotFoundError, ConnectionRefusedError):
+            return  # nothing there, a dead socket, or a file of another kind: see clear_stale
+        except BlockingIOError:
+            pass  # its queue of connections is full
+        except OSError as error:
+            raise EndpointError(f"{path}: {error.strerror}; choose another --control") from None
+    raise EndpointError(f"{path}: another process listens there, choose another --control")

@@ -13,7 +13,7 @@ ROOT = Path(__file__).parent.parent
 # A module imports from lower layers only; modules of one layer do not know one another.
 LAYERS = (
     {"errors"},
-    {"wire", "logs"},
+    {"wire", "logs", "control"},
     {"hashing", "sockets"},
     {"budget"},
     {"policies"},

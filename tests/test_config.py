@@ -14,6 +14,7 @@ KEYS = list(config.settings())
 # Another valid value for each key, as its file, flag or variable has it.
 OTHER = {
     "serve.endpoint": "ipc:///tmp/x.sock",
+    "serve.control": "/tmp/x.control",
     "serve.allow_insecure_tcp": True,
     "serve.stale_seconds": 2.5,
     "serve.max_instances": 3,

@@ -116,6 +116,7 @@ def test_flags_environment_and_file(endpoint: str, directory: Path) -> None:
         events = [json.loads(line) for line in sidecar.log().splitlines()]
     assert [event["event"].split(":")[0] for event in events] == [
         "ready",
+        f"control on {directory}/q.control",
         "http on 127.0.0.1",
         "stopped",
     ]
@@ -167,7 +168,8 @@ def test_the_files_are_private(endpoint: str, directory: Path) -> None:
         modes = {
             path.name: stat.S_IMODE(path.stat().st_mode) for path in sidecar.path.parent.iterdir()
         }
-        assert modes == {"q": 0o600, "q.reports": 0o600, "q.lock": 0o600}
+        names = ("q", "q.reports", "q.lock", "q.control", "q.control.lock")
+        assert modes == dict.fromkeys(names, 0o600)
         assert stat.S_IMODE(sidecar.path.parent.stat().st_mode) == 0o700
 
 
@@ -284,7 +286,7 @@ def test_stop(endpoint: str, directory: Path, number: int) -> None:
 def test_stop_removes_the_socket_files(endpoint: str, directory: Path) -> None:
     with sidecar_process(endpoint) as sidecar:
         assert sidecar.stop() == 0
-    assert {path.name for path in directory.iterdir()} <= {"q.lock"}
+    assert {path.name for path in directory.iterdir()} <= {"q.lock", "q.control.lock"}
 
 
 def test_a_failed_start_removes_the_socket_file(endpoint: str, directory: Path) -> None:
