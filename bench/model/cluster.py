@@ -1,7 +1,8 @@
 """All ranks of one server in virtual time: who dispatches sees what SGLang's controller would.
 
 Ranks step together under DP attention (one group), each on its own in plain DP (a group a rank).
-Decode steps in which nothing changes are taken in one jump, which an arrival cuts short.
+Steps in which nothing changes (the same requests decode, a long prompt goes on in chunks) are taken
+in one jump, which an arrival cuts short.
 """
 
 import heapq
@@ -72,7 +73,6 @@ class Group:
     def __init__(self, ids: list[int]) -> None:
         self.ids = ids
         self.works: list[Work | None] = []
-        self.prefill = False
         self.steps = 0
         """Steps under way; 0: idle."""
         self.begun = 0.0
@@ -173,11 +173,10 @@ class Cluster:
         busy = [work for work in group.works if work is not None]
         self._look(group, now)
         group.begun = now
-        group.prefill = any(work.prefill for work in busy)
         group.steps = 0
         if busy:
             group.each = self.times.seconds(group.works)
-            group.steps = 1 if group.prefill else self._jump(group)
+            group.steps = self._jump(group)
             self._schedule(group)
         else:
             for rank in group.ids:
@@ -205,7 +204,7 @@ class Cluster:
 
     def _jump(self, group: Group) -> int:
         return min(
-            self.ranks[rank].steps_to_end()
+            self.ranks[rank].alike(work.prefill)
             for rank, work in zip(group.ids, group.works, strict=True)
             if work is not None
         )
@@ -213,7 +212,7 @@ class Cluster:
     def _schedule(self, group: Group) -> None:
         group.version += 1
         steps = group.steps
-        longer = 0.0 if group.prefill or steps == 1 else self.times.longer(group.works)
+        longer = 0.0 if steps == 1 else self.times.longer(group.works)
         end = group.begun + steps * group.each + longer * steps * (steps - 1) / 2
         self._at(end, self._end, (group, group.version))
 
@@ -267,7 +266,7 @@ class Cluster:
         """Publish as SGLang does: a prefill at once, else every 15th step; before the results of
         the step are processed, so that a request which just ended is still in it."""
         if work is not None and work.prefill:
-            self._publish(rank, now)
+            self._publish(rank, now, chunks=steps - 1)
             return
         count = self._counts[rank] + steps
         if count >= SNAPSHOT_STEPS:
@@ -277,10 +276,10 @@ class Cluster:
             count = since
         self._counts[rank] = count
 
-    def _publish(self, rank: int, at: float, decoded: int = 0) -> None:
+    def _publish(self, rank: int, at: float, decoded: int = 0, chunks: int = 0) -> None:
         self._counts[rank] = 0
         self.snapshots[rank] = Snapshot(
-            at, self.ranks[rank].load(decoded), self.received_tokens[rank]
+            at, self.ranks[rank].load(decoded, chunks), self.received_tokens[rank]
         )
 
     def _mark_busy(self, before: bool, after: bool, now: float) -> None:

@@ -150,20 +150,20 @@ class Rank:
         """Prompt tokens to prefill: what the cache lacked of those waiting, and a chunked rest."""
         return self.waiting_uncached + (0 if self.chunked is None else self.chunked.uncached)
 
-    def load(self, decoded: int = 0) -> Load:
+    def load(self, decoded: int = 0, chunks: int = 0) -> Load:
         """The load as SGLang's snapshot has it; a prefill not yet merged is in no count.
 
-        decoded: decode steps of the step under way that are over.
+        Of steps not accounted yet: decode steps, and chunks after the planned one.
         """
         page = self.spec.page_tokens
         held = sum(request.done - request.stored for request in self.batch)
-        held += self.context + decoded * len(self.running)
+        held += self.context + decoded * len(self.running) + chunks * self.spec.chunk_tokens
         held -= sum(entry[2].stored for entry in self.running)
         used = self.cache.pinned * page + held
         rate = self.cached_tokens / max(1, self.prompt_tokens)
         uncached = int(self.waiting_tokens * (1 - rate))
         if self.chunked is not None:
-            uncached += self.chunked.uncached
+            uncached += self.chunked.uncached - chunks * self.spec.chunk_tokens
         total = used + self.waiting_tokens
         return Load(len(self.running), len(self.waiting), total, uncached)
 
@@ -183,13 +183,15 @@ class Rank:
         return None
 
     def finish(self, prefill: bool, steps: int = 1) -> tuple[list[Request], list[Request]]:
-        """Account the planned prefill step, or `steps` decode steps.
+        """Account `steps` steps like the planned one, at most `alike`.
 
         Returns the requests that got their first token and those that ended, in the order of
         arrival and of their ends.
         """
         if not prefill:
             return [], self._decode(steps)
+        if steps > 1 and self.chunked is not None:
+            self.chunked.done += (steps - 1) * self.spec.chunk_tokens
         firsts, ended = [], []
         batch, self.batch = self.batch, []
         for request in batch:
@@ -204,9 +206,14 @@ class Rank:
                 self.fresh.append(request)
         return firsts, ended
 
-    def steps_to_end(self) -> int:
-        """Decode steps until the next request ends; only while some decode."""
-        return self.running[0][0] - self.clock
+    def alike(self, prefill: bool) -> int:
+        """How many steps like the planned one are ahead: until a decoding request ends, or the last
+        part of a prompt in chunks, beside which others may find room."""
+        if not prefill:
+            return self.running[0][0] - self.clock
+        if self.chunked is None or self._planned < self.spec.chunk_tokens or len(self.batch) > 1:
+            return 1
+        return -(-self.chunked.uncached // self.spec.chunk_tokens)
 
     def _decode(self, steps: int) -> list[Request]:
         self.clock += steps

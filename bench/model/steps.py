@@ -88,9 +88,19 @@ class StepTimes:
         return seconds + self._decode.at(even) * params.decode_scale
 
     def longer(self, works: Sequence[Work | None]) -> float:
-        """How much longer each further decode step of the same batches takes, in seconds."""
-        most = max(work.tokens for work in works if work is not None)
-        return most * self.params.context_ns / 1e9 * self.params.decode_scale
+        """How much longer each further step like this one takes, in seconds: decoding requests
+        grow by a token, prompts in chunks by a chunk."""
+        context, grows, chunk = 0, 0, 0
+        for work in works:
+            if work is None:
+                continue
+            if work.prefill:
+                chunk = max(chunk, work.tokens)
+            elif work.context > context:
+                context, grows = work.context, work.tokens
+        params = self.params
+        seconds = grows * params.context_ns / 1e9 * params.decode_scale
+        return seconds + chunk * chunk * self._pair * params.prefill_scale
 
 
 def _fit_pairs(table: dict[str, Any]) -> tuple[list[tuple[float, float]], float]:

@@ -121,4 +121,6 @@ def _convert(name: str, family: Family, given: dict[str, str]) -> Params:
     try:
         return msgspec.convert({**family.defaults, **given}, family.params, strict=False)
     except msgspec.ValidationError as error:
-        raise WorkloadError(f"{name}: {error}") from error
+        problem, _, field = str(error).partition(" - at `$.")
+        where = f"{field.rstrip('`')}: " if field else ""
+        raise WorkloadError(f"{name}: {where}{problem}") from error

@@ -79,7 +79,7 @@ class Source:
         self._after: dict[int, Callable[[float], list[tuple[float, Call]]]] = {}
 
     def start(self) -> "Iterator[tuple[float, Call]]":
-        """The first calls with their times, ascending. Open loop: lazily, as there may be very many.
+        """The first calls with their times, ascending; open loop: lazily, as there may be many.
 
         Scripts of an open loop begin without a delay, so that their order is that of `starts`.
         """
