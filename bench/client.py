@@ -134,5 +134,5 @@ def summarize(rows: list[Row], ranks: dict[str, int]) -> dict[str, Any]:
 def read_journal(path: Path) -> dict[str, int]:
     """request id -> DP rank, as the simulated schedulers wrote it."""
     with open(path, encoding="utf-8") as lines:
-        pairs = (line.rstrip("\n").split("\t") for line in lines)
-        return {request_id: int(rank) for request_id, rank in pairs}
+        rows = (line.rstrip("\n").split("\t") for line in lines)
+        return {request_id: int(rank) for request_id, rank, *_ in rows}

@@ -7,9 +7,10 @@ in one jump, which an arrival cuts short.
 
 import heapq
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Annotated, Any, NamedTuple, Protocol
 
 import msgspec
+from msgspec import Meta
 
 from bench.model.radix import RadixCache
 from bench.model.rank import Load, Rank, RankSpec, Request
@@ -26,9 +27,11 @@ SAMPLES = 400
 class ServerSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The modelled server."""
 
-    ranks: int = 8
+    ranks: Annotated[int, Meta(ge=1, le=1024)] = 8
     lockstep: bool = True
     """DP attention: all ranks step together. False: plain DP, no barrier."""
+    stall_seconds: Annotated[float, Meta(ge=0.0, le=3600.0)] = 0.0
+    """Nothing is computed before this time, as after a start without warm-up."""
     rank: RankSpec = RankSpec()
     steps: StepParams = StepParams()
 
@@ -79,6 +82,7 @@ class Group:
         self.each = 0.0
         """Seconds of one of them."""
         self.version = 0
+        self.stalled = False
 
 
 class Cluster:
@@ -155,7 +159,11 @@ class Cluster:
         request = Request(call.pages, call.prompt_tokens, call.output_tokens, call)
         self._inbox[rank].append(request)
         group = self._group_of[rank]
-        if not group.steps:
+        if now < self.spec.stall_seconds:
+            if not group.stalled:
+                group.stalled = True
+                self._at(self.spec.stall_seconds, self._begin, group)
+        elif not group.steps:
             self._begin(group, now)
         elif group.steps > 1:
             # The scheduler looks for requests when the step under way is over.

@@ -129,6 +129,35 @@ class Rank:
         self.waiting_tokens += request.prompt_tokens
         self.waiting_uncached += request.estimate
 
+    def abort(self, request: Request) -> None:
+        """End a request of this rank between two steps; what is computed of it stays cached."""
+        if request in self.waiting:
+            self.waiting.remove(request)
+            self.waiting_tokens -= request.prompt_tokens
+            self.waiting_uncached -= request.estimate
+            return
+        computed = request.done
+        if request in self.fresh:
+            self.fresh.remove(request)
+        elif request is self.chunked or request in self.batch:
+            self.chunked = None if request is self.chunked else self.chunked
+            self.batch = [each for each in self.batch if each is not request]
+        else:
+            self.running = [entry for entry in self.running if entry[2] is not request]
+            heapq.heapify(self.running)
+            total = request.prompt_tokens + request.output_tokens - (request.ends - self.clock)
+            self.context -= total
+            computed = total - 1
+        self._release(request, computed)
+
+    def flush(self) -> bool:
+        """Empty the cache, as if no prompt had ever come; False while there are requests."""
+        if self.requests:
+            return False
+        self.cache.clear()
+        self.prompt_tokens = self.cached_tokens = 0
+        return True
+
     def uncached_of(self, pages: tuple[Hashable, ...], prompt_tokens: int) -> int:
         """Prompt tokens that the cache lacks at this moment, at least 1."""
         page = self.spec.page_tokens
@@ -304,11 +333,11 @@ class Rank:
         answer = request.answer_pages or self.cache.new_pages(count - whole)
         return request.pages[:whole] + answer[: count - whole]
 
-    def _release(self, request: Request) -> None:
-        """The request has ended: cache what it computed and unpin it."""
+    def _release(self, request: Request, computed: int | None = None) -> None:
+        """The request has ended: cache what it computed (None: all) and unpin it."""
         total = request.prompt_tokens + request.output_tokens
         # The KV of the last token never exists.
-        self._store(request, total - 1)
+        self._store(request, total - 1 if computed is None else computed)
         self._reserved -= total - request.stored
         if request.node is not None:
             self.cache.unlock(request.node)
