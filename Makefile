@@ -2,12 +2,15 @@
 PYTHON_IN = .venv/bin/python
 OLD_SGLANG = 0.5.16
 
-.PHONY: help demo test lint type format bench venv clean
+.PHONY: help demo test lint type format bench bench-cost venv clean
 
 help:
 	@echo "make demo [JSON=file]  a real SGLang server with simulated ranks, without and with the sidecar"
 	@echo "make test              every test, on SGLang 0.5.23 and $(OLD_SGLANG)"
-	@echo "make bench             cost of a decision, the hook, the round trip, an outage; memory"
+	@echo "make bench             A/B of policies on a model of 8 x H100: report in bench/out/"
+	@echo "  FULL=1               every arm and setting; goes on where it was stopped"
+	@echo "  TARGET=http://H:P    on a live server with the hook   MODEL=path  starts that server"
+	@echo "make bench-cost        cost of a decision, the hook, the round trip, an outage; memory"
 	@echo "make lint type format  ruff, mypy --strict, ruff format"
 
 venv:
@@ -32,6 +35,11 @@ format: venv
 	$(PYTHON_IN) -m ruff format .
 
 bench: venv
+	$(PYTHON_IN) -m bench.ab $(if $(FULL),--full) $(if $(TARGET),--target $(TARGET)) \
+	  $(if $(MODEL),--model $(MODEL)) $(if $(TRACES),--traces $(TRACES)) \
+	  $(if $(SEEDS),--seeds $(SEEDS)) $(BENCH)
+
+bench-cost: venv
 	$(PYTHON_IN) -m bench.decide
 	$(PYTHON_IN) -W ignore -m bench.hook
 	$(PYTHON_IN) -m bench.roundtrip

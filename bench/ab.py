@@ -8,11 +8,13 @@ starts that server itself; see bench/live.
 """
 
 import argparse
+import contextlib
 import datetime
 import os
 import shutil
 import sys
 from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,7 @@ from bench.workloads import TRACES, make_workload
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 OUT = Path("bench/out")
+BAR = "{l_bar}{bar}| {elapsed} < {remaining}{postfix}"
 NEEDED_BYTES = 500 << 20
 """A full run's rows take some 200 MB, its report a few; checked before anything runs."""
 
@@ -78,42 +81,51 @@ def _run(options: argparse.Namespace) -> int:
         print(note, file=sys.stderr)
     cells = plan.cells(workloads, options.seeds, full=options.full)
     store = Store(options.out / "cells", code_digest(REPOSITORY))
-    done, interrupted = _virtual(cells, options, store)
-    folder = options.out / datetime.datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
-    about = _about(workloads, options)
-    live: list[Outcome] = []
-    if interrupted:
+    done, code, why = _virtual(cells, options, store)
+    if code:
         notes.append(
-            f"INTERRUPTED: {len(done)} of {len(cells)} runs are in this report; the same command "
-            "goes on from there"
+            f"{why}: {len(done)} of {len(cells)} runs are in this report; the same command goes on "
+            "from there"
         )
-    path = write_report(folder, _outcomes(done, store, live), about, notes)
-    _print_tables(done, store, live)
+        print(f"bench: {notes[-1]}", file=sys.stderr)
+    live: list[Outcome] = []
+    # Tables first: they need no room on disk.
+    print(text_table(compare_runs(map(Run.of, _outcomes(done, store, live)), plan.BASELINE)))
+    folder = options.out / datetime.datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
+    path = write_report(folder, _outcomes(done, store, live), _about(workloads, options), notes)
     print(f"report: {path}")
-    return 130 if interrupted else 0
+    return code
 
 
 def _virtual(
     cells: list[Cell], options: argparse.Namespace, store: Store
-) -> tuple[list[Cell], bool]:
-    """Run the cells; returns those done, in the plan's order, and whether Ctrl-C ended it."""
+) -> tuple[list[Cell], int, str]:
+    """Run the cells; returns those done in the plan's order, an exit code, and what ended it."""
     done: set[Cell] = set()
-    interrupted = False
-    total = sum(map(plan.seconds, cells))
-    with tqdm(total=total, desc="virtual time", bar_format="{l_bar}{bar}| {elapsed} < {remaining}"
-              "{postfix}") as bar:  # fmt: skip
+    code, why = 0, ""
+    with tqdm(total=sum(map(plan.seconds, cells)), desc="virtual time", bar_format=BAR) as bar:
         try:
             for cell, kept in run_cells(cells, options.traces, store, options.jobs):
                 done.add(cell)
                 if kept:
                     # What was done before says nothing of how fast this run is.
-                    bar.total -= plan.seconds(cell)
+                    bar.total = (bar.total or 0) - plan.seconds(cell)
                 else:
                     bar.update(plan.seconds(cell))
                 bar.set_postfix_str(f"{len(done)}/{len(cells)} runs, {cell.workload}")
         except KeyboardInterrupt:
-            interrupted = True
-    return [cell for cell in cells if cell in done], interrupted
+            code, why = 130, "INTERRUPTED"
+        except OSError as error:
+            code, why = 74, f"STOPPED, {error.strerror or error}"
+    return [cell for cell in cells if cell in done], code, why
+
+
+def _versions() -> dict[str, str]:
+    found = {"time": datetime.datetime.now().astimezone().isoformat(timespec="seconds")}
+    for name in ("sglang", "numpy", "msgspec"):
+        with contextlib.suppress(PackageNotFoundError):
+            found[name] = version(name)
+    return found
 
 
 def _outcomes(done: list[Cell], store: Store, live: list[Outcome]) -> Iterator[Outcome]:
@@ -125,11 +137,7 @@ def _outcomes(done: list[Cell], store: Store, live: list[Outcome]) -> Iterator[O
 
 def _about(workloads: list[str], options: argparse.Namespace) -> dict[str, Any]:
     described = {spec: make_workload(spec, options.traces).description for spec in workloads}
-    return {**report.machine(), "baseline": plan.BASELINE, "workloads": described}
-
-
-def _print_tables(done: list[Cell], store: Store, live: list[Outcome]) -> None:
-    print(text_table(compare_runs(map(Run.of, _outcomes(done, store, live)), plan.BASELINE)))
+    return {**report.machine(), **_versions(), "baseline": plan.BASELINE, "workloads": described}
 
 
 if __name__ == "__main__":

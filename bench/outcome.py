@@ -93,7 +93,8 @@ def summarize(outcome: Outcome, ttft_bound_ms: float = 2000.0) -> dict[str, Any]
     known = [row for row in good if row.cached_tokens >= 0]
     prompt = sum(row.prompt_tokens for row in known)
     cached = sum(row.cached_tokens for row in known)
-    uncached = [0] * outcome.ranks
+    # A live server may have grown since its ranks were counted.
+    uncached = [0] * max([outcome.ranks, *(row.rank + 1 for row in known)])
     for row in known:
         if row.rank >= 0:
             uncached[row.rank] += row.prompt_tokens - row.cached_tokens
@@ -113,7 +114,7 @@ def summarize(outcome: Outcome, ttft_bound_ms: float = 2000.0) -> dict[str, Any]
         "tpot_ms": percentiles(streams) if streams else None,
         "reuse": cached / prompt if prompt else None,
         "uncached_max_over_mean": (
-            max(uncached) * outcome.ranks / sum(uncached) if sum(uncached) else None
+            max(uncached) * len(uncached) / sum(uncached) if sum(uncached) else None
         ),
         "idle_share": outcome.idle_share,
         "spills": outcome.spills,

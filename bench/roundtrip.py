@@ -119,7 +119,7 @@ class Client:
     """A bare REQ socket, the same for both servers."""
 
     def __init__(self, endpoint: str) -> None:
-        self.socket = zmq.Context.instance().socket(zmq.REQ)
+        self.socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.REQ)
         self.socket.setsockopt(zmq.RCVTIMEO, 20_000)
         self.socket.connect(endpoint)
 
@@ -174,7 +174,7 @@ class Bench:
             pair = [(self.echo, echo), (self.ours, ours)]
             for client, into in pair if turn % 2 else reversed(pair):
                 into.extend(client.times(self.askers[client], BLOCK))
-        figures = {}
+        figures: dict[str, float] = {}
         for name, pick in (("p50", median), ("p99", lambda t: quantiles(t, n=100)[98])):
             a, b = pick(ours), pick(echo)
             figures |= {f"{name}_us": round(a, 1), f"{name}_echo_us": round(b, 1)}

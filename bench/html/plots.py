@@ -195,34 +195,25 @@ def _heat(axes: Axes, matrix: Ints) -> None:
     """Colour by the logarithm: the diagonal would hide everything else."""
     ranks = len(matrix)
     shade = np.ma.masked_equal(np.log1p(matrix), 0)
+    edges = np.arange(ranks + 1) - 0.5
+    top = float(shade.max())
     axes.pcolormesh(
-        np.arange(ranks + 1) - 0.5,
-        np.arange(ranks + 1) - 0.5,
-        shade,
-        cmap="Blues",
-        vmin=-1,
-        vmax=float(shade.max()) * 1.1,
-        edgecolors=FAINT,
-        linewidth=0.3,
+        edges, edges, shade, cmap="Blues", vmin=-1, vmax=top * 1.1, edgecolors=FAINT, linewidth=0.3
     )
-    dark = float(shade.max()) * 0.62
     if ranks <= 16:
-        for (down, across), count in np.ndenumerate(matrix):
-            colour = "white" if np.log1p(count) > dark else "black" if count else INK
-            axes.text(
-                across,
-                down,
-                str(count) if count else "·",
-                color=colour,
-                ha="center",
-                va="center",
-                fontsize=7 if ranks <= 8 else 4,
-            )
+        _counts(axes, matrix, dark=0.62 * top, size=7 if ranks <= 8 else 4)
     axes.set(xlabel="chosen rank", ylabel="preferred rank")
     axes.invert_yaxis()
     axes.grid(False)
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_locator(ticker.MaxNLocator(min(ranks, 8), integer=True))
+
+
+def _counts(axes: Axes, matrix: Ints, dark: float, size: float) -> None:
+    for (down, across), count in np.ndenumerate(matrix):
+        colour = "white" if np.log1p(count) > dark else "black" if count else INK
+        label = str(count) if count else "·"
+        axes.text(across, down, label, color=colour, ha="center", va="center", fontsize=size)
 
 
 def _from_zero(axes: Axes, end: float) -> None:
