@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from bench.arms import make_arm
-from bench.model.cluster import ServerSpec
+from bench.model.server import ServerSpec
 from bench.model.simulate import simulate
 from bench.outcome import Outcome
 from bench.workloads import Workload, make_workload

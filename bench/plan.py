@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from bench.cells import Cell
-from bench.model.cluster import ServerSpec
+from bench.model.server import ServerSpec
 from bench.workloads import MissingTraces, make_workload
 
 BASELINE = "round_robin"

@@ -8,7 +8,8 @@ import msgspec
 from bench.arms import reference, stock
 from bench.arms.base import Arm, ArmError, Kind
 from bench.arms.sidecar import SidecarChooser
-from bench.model.cluster import Chooser, Cluster
+from bench.model.cluster import Cluster
+from bench.model.server import Chooser
 from sidecar.errors import ConfigError
 from sidecar.policies import REGISTRY, make_policy
 

@@ -6,7 +6,8 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from bench.model.cluster import Chooser, Cluster, Placement
+from bench.model.cluster import Cluster
+from bench.model.server import Chooser, Placement
 from bench.workloads.base import Call
 
 

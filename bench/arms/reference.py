@@ -4,7 +4,9 @@
 consistent hashing with bounded loads (Mirrokni et al., arXiv 1608.01350); `lmetric`: new prefill
 tokens x batch size (arXiv 2603.15202); `least_waiting_uncached`: fewest prompt tokens that wait for
 prefill; `prefix_affinity_token_guard`: the PR's guard on resident tokens, a fault since fixed;
-`oracle`: one cache of all ranks' size and the least work, a bound that no dispatcher can pass.
+`oracle`: one cache of all ranks' size and the least work. It bounds what placing can gain, but not
+reuse alone: equal prompts that come side by side are computed on several ranks at once, where an
+arm that sends them all to one rank computes them once.
 """
 
 import math
@@ -15,7 +17,8 @@ from msgspec import Meta
 
 from bench.arms.base import Kind
 from bench.arms.sidecar import prefix_of
-from bench.model.cluster import Cluster, Placement
+from bench.model.cluster import Cluster
+from bench.model.server import Placement
 from bench.workloads.base import Call
 from sidecar import hashing
 

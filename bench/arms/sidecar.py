@@ -6,7 +6,8 @@ from typing import ClassVar
 import msgspec
 from xxhash import xxh3_64_intdigest
 
-from bench.model.cluster import Cluster, Placement
+from bench.model.cluster import Cluster
+from bench.model.server import Placement
 from bench.workloads.base import Call
 from sglang_hook.controller import LastRanks, SentCounters
 from sidecar import hashing, wire

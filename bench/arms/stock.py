@@ -7,7 +7,8 @@ that were raised since; `total_*` take the first of equals. A test compares it w
 from typing import Any
 
 from bench.arms.base import Kind
-from bench.model.cluster import Cluster, Placement
+from bench.model.cluster import Cluster
+from bench.model.server import Placement
 from bench.workloads.base import Call
 
 REFRESH_SECONDS = 0.02

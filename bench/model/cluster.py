@@ -7,14 +7,13 @@ in one jump, which an arrival cuts short.
 
 import heapq
 from collections.abc import Callable
-from typing import Annotated, Any, NamedTuple, Protocol
-
-import msgspec
-from msgspec import Meta
+from typing import Any
 
 from bench.model.radix import RadixCache
-from bench.model.rank import Load, Rank, RankSpec, Request
-from bench.model.steps import StepParams, StepTimes, Work
+from bench.model.rank import Rank
+from bench.model.request import Load, Request
+from bench.model.server import Chooser, Group, Seen, ServerSpec, Snapshot
+from bench.model.steps import StepTimes, Work
 from bench.outcome import Row, Sample
 from bench.workloads.base import Call, Source
 
@@ -22,67 +21,6 @@ from bench.workloads.base import Call, Source
 SNAPSHOT_STEPS = 15
 # Load samples kept for pictures; beyond twice as many every second one goes.
 SAMPLES = 400
-
-
-class ServerSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The modelled server."""
-
-    ranks: Annotated[int, Meta(ge=1, le=1024)] = 8
-    lockstep: bool = True
-    """DP attention: all ranks step together. False: plain DP, no barrier."""
-    stall_seconds: Annotated[float, Meta(ge=0.0, le=3600.0)] = 0.0
-    """Nothing is computed before this time, as after a start without warm-up."""
-    rank: RankSpec = RankSpec()
-    steps: StepParams = StepParams()
-
-
-class Placement(NamedTuple):
-    """Where a call goes, and why."""
-
-    rank: int
-    reason: str = ""
-    preferred: int = -1
-
-
-class Chooser(Protocol):
-    """Whoever dispatches; sees the server through the `Cluster` it was made for."""
-
-    def choose(self, call: Call, now: float) -> Placement:
-        """The rank of a call that arrives at `now` (seconds)."""
-        ...
-
-
-class Snapshot(NamedTuple):
-    """What a rank's scheduler last published."""
-
-    at: float
-    load: Load
-    received_tokens: int = 0
-    """Prompt tokens that the scheduler had taken in by then."""
-
-
-class Seen(NamedTuple):
-    """A rank at the start of its last step, as our hook reports it."""
-
-    received: int
-    """Requests taken in so far."""
-    running: int
-    waiting: int
-
-
-class Group:
-    """Ranks that step together."""
-
-    def __init__(self, ids: list[int]) -> None:
-        self.ids = ids
-        self.works: list[Work | None] = []
-        self.steps = 0
-        """Steps under way; 0: idle."""
-        self.begun = 0.0
-        self.each = 0.0
-        """Seconds of one of them."""
-        self.version = 0
-        self.stalled = False
 
 
 class Cluster:
@@ -147,7 +85,7 @@ class Cluster:
         row = Row(call.id, call.session, call.turn, now, -1, *tokens, 0.0, 0.0)
         self.rows.append(row)
         self._open[call.id] = row
-        if call.prompt_tokens + call.output_tokens > self.spec.rank.cache_tokens:
+        if call.prompt_tokens + call.output_tokens > self.spec.rank.whole_pages:
             row.error = "longer than the KV cache of a rank"
             self._answer(call, now)
             return
@@ -177,19 +115,26 @@ class Cluster:
         was_busy = group.steps > 0
         for rank in group.ids:
             self._receive(rank)
-        group.works = [self.ranks[rank].plan() for rank in group.ids]
-        busy = [work for work in group.works if work is not None]
+        self._plan(group, now)
         self._look(group, now)
-        group.begun = now
         group.steps = 0
-        if busy:
-            group.each = self.times.seconds(group.works)
+        if any(work is not None for work in group.works):
             group.steps = self._jump(group)
             self._schedule(group)
         else:
             for rank in group.ids:
                 self._publish(rank, now)
         self._mark_busy(was_busy, group.steps > 0, now)
+
+    def _plan(self, group: Group, now: float) -> None:
+        """Plan the step that begins now."""
+        group.works = [self.ranks[rank].plan() for rank in group.ids]
+        group.begun = now
+        group.each = self.times.seconds(group.works)
+        group.longer, group.most = self.times.growth(group.works)
+        for rank in group.told:
+            self._publish(rank, now)
+        group.told.clear()
 
     def _receive(self, rank: int) -> None:
         for request in self._inbox[rank]:
@@ -211,31 +156,27 @@ class Cluster:
                 self._sample_gap *= 2
 
     def _jump(self, group: Group) -> int:
-        return min(
+        alike = (
             self.ranks[rank].alike(work.prefill)
             for rank, work in zip(group.ids, group.works, strict=True)
             if work is not None
         )
+        return min(group.most, *alike)
 
     def _schedule(self, group: Group) -> None:
         group.version += 1
-        steps = group.steps
-        longer = 0.0 if steps == 1 else self.times.longer(group.works)
-        end = group.begun + steps * group.each + longer * steps * (steps - 1) / 2
-        self._at(end, self._end, (group, group.version))
+        self._at(group.begun + group.span(group.steps), self._end, (group, group.version))
 
     def _catch_up(self, group: Group, now: float) -> None:
         """Account the steps of a jump that are over by `now`."""
-        longer = self.times.longer(group.works)
         over = min(group.steps - 1, int((now - group.begun) / group.each))
-        while over and group.begun + _span(over, group.each, longer) > now:
+        while over and group.begun + group.span(over) > now:
             over -= 1
         if over:
-            begun = group.begun
-            self._account(group, over, begun + _span(over, group.each, longer))
+            end = group.begun + group.span(over)
+            self._account(group, over, end)
             group.steps -= over
-            group.begun = begun + _span(over, group.each, longer)
-            group.each += over * longer
+            self._plan(group, end)
             self._schedule(group)
 
     def _end(self, which: tuple[Group, int], now: float) -> None:
@@ -271,10 +212,11 @@ class Cluster:
     # What the ranks tell
 
     def _snapshot(self, rank: int, work: Work | None, steps: int, group: Group, now: float) -> None:
-        """Publish as SGLang does: a prefill at once, else every 15th step; before the results of
-        the step are processed, so that a request which just ended is still in it."""
+        """Publish as SGLang's overlapped loop does: a prefill at once, when the next batch is
+        planned and the prefill has joined those that run; else every 15th step, before the results
+        of the step are processed, so that a request which just ended is still in it."""
         if work is not None and work.prefill:
-            self._publish(rank, now, chunks=steps - 1)
+            group.told.append(rank)
             return
         count = self._counts[rank] + steps
         if count >= SNAPSHOT_STEPS:
@@ -284,11 +226,10 @@ class Cluster:
             count = since
         self._counts[rank] = count
 
-    def _publish(self, rank: int, at: float, decoded: int = 0, chunks: int = 0) -> None:
+    def _publish(self, rank: int, at: float, decoded: int = 0) -> None:
         self._counts[rank] = 0
-        self.snapshots[rank] = Snapshot(
-            at, self.ranks[rank].load(decoded, chunks), self.received_tokens[rank]
-        )
+        load = self.ranks[rank].load(decoded)
+        self.snapshots[rank] = Snapshot(at, load, self.received_tokens[rank])
 
     def _mark_busy(self, before: bool, after: bool, now: float) -> None:
         if before == after:
@@ -315,7 +256,3 @@ class Cluster:
     def idle_share(self) -> float | None:
         """Share of rank-seconds in which some rank worked and this one did not."""
         return 1 - self.worked / (self.spec.ranks * self.busy) if self.busy else None
-
-
-def _span(steps: int, each: float, longer: float) -> float:
-    return steps * each + longer * steps * (steps - 1) / 2

@@ -36,6 +36,8 @@ class RadixCache:
         self.root.locks = 1
         self.pages = 0
         self.pinned = 0
+        self.reserved = 0
+        """Tokens promised to requests and not held here as pages."""
         self._tick = 0
         self._seq = 0
         self._named = 0
@@ -139,7 +141,7 @@ class RadixCache:
         return node, at
 
     def _split(self, node: Node, at: int) -> Node:
-        """Cut a node in two; returns the upper part."""
+        """Cut a node in two; returns the upper part. Both count as used now, as in SGLang."""
         upper = Node(node.pages[:at], node.parent)
         upper.locks, upper.used = node.locks, node.used
         upper.children[node.pages[at]] = node
@@ -147,6 +149,9 @@ class RadixCache:
         node.parent.children[node.pages[0]] = upper
         node.pages = node.pages[at:]
         node.parent = upper
+        node.used = self._tick
+        if not node.children and not node.locks:
+            self._offer(node)
         return upper
 
     def _offer(self, node: Node) -> None:

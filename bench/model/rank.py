@@ -9,82 +9,10 @@ nothing is ever retracted (SGLang reserves a share that it learns, and retracts 
 import heapq
 from collections import deque
 from collections.abc import Hashable
-from typing import Annotated, NamedTuple
 
-import msgspec
-from msgspec import Meta
-
-from bench.model.radix import Node, RadixCache
+from bench.model.radix import RadixCache
+from bench.model.request import Load, RankSpec, Request
 from bench.model.steps import Work
-
-Positive = Annotated[int, Meta(ge=1)]
-
-
-class RankSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What bounds a rank; the defaults are those of 8 x H100 with a 122B model in FP8."""
-
-    cache_tokens: Positive = 1_048_576
-    """KV cache of the rank."""
-    page_tokens: Positive = 64
-    chunk_tokens: Positive = 1024
-    """Prefilled tokens of one step: SGLang's chunked_prefill_size (8,192 on an H100) // dp_size."""
-    max_running: Positive = 256
-
-
-class Request:
-    """One request on its way through a rank."""
-
-    __slots__ = (
-        "answer_pages",
-        "cached",
-        "call",
-        "done",
-        "ends",
-        "estimate",
-        "node",
-        "output_tokens",
-        "pages",
-        "prompt_tokens",
-        "stored",
-    )
-
-    def __init__(
-        self, pages: tuple[Hashable, ...], prompt_tokens: int, output_tokens: int, call: object
-    ) -> None:
-        self.pages = pages
-        self.prompt_tokens = prompt_tokens
-        self.output_tokens = output_tokens
-        self.call = call
-        """Whatever the driver knows it by."""
-        self.cached = 0
-        """Prompt tokens found in the cache on admission."""
-        self.done = 0
-        """Prompt tokens whose KV exists."""
-        self.stored = 0
-        """Of those, tokens that the radix cache holds."""
-        self.ends = 0
-        """Value of the rank's step clock with which its last token comes."""
-        self.answer_pages: tuple[Hashable, ...] | None = None
-        """What follows the prompt's whole pages, if a later prompt may hold it; None: pages that
-        nobody sends."""
-        self.estimate = 0
-        """Prompt tokens that the cache lacked when the request was queued."""
-        self.node: Node | None = None
-
-    @property
-    def uncached(self) -> int:
-        """Prompt tokens still to be prefilled."""
-        return self.prompt_tokens - self.done
-
-
-class Load(NamedTuple):
-    """What SGLang's load snapshot says of a rank."""
-
-    running: int
-    waiting: int
-    tokens: int
-    """KV tokens in use by requests, and prompt tokens waiting (num_total_tokens)."""
-    waiting_uncached: int
 
 
 class Rank:
@@ -110,8 +38,6 @@ class Rank:
         """Of those, tokens that the cache lacked when their request came."""
         self.prompt_tokens = self.cached_tokens = 0
         """Of all requests admitted so far."""
-        self._reserved = 0
-        """Tokens promised to requests and not held by the radix cache."""
         self._joined = 0
         self._planned = 0
         self.batch: list[Request] = []
@@ -119,10 +45,10 @@ class Rank:
 
     def add(self, request: Request) -> None:
         """Queue a request. Raises ValueError if the rank could never hold it."""
-        if request.prompt_tokens + request.output_tokens > self.spec.cache_tokens:
+        if request.prompt_tokens + request.output_tokens > self.spec.whole_pages:
             raise ValueError(
                 f"{request.prompt_tokens} + {request.output_tokens} tokens exceed the rank's "
-                f"{self.spec.cache_tokens}"
+                f"{self.spec.whole_pages}"
             )
         request.estimate = self.uncached_of(request.pages, request.prompt_tokens)
         self.waiting.append(request)
@@ -179,20 +105,20 @@ class Rank:
         """Prompt tokens to prefill: what the cache lacked of those waiting, and a chunked rest."""
         return self.waiting_uncached + (0 if self.chunked is None else self.chunked.uncached)
 
-    def load(self, decoded: int = 0, chunks: int = 0) -> Load:
+    def load(self, decoded: int = 0) -> Load:
         """The load as SGLang's snapshot has it; a prefill not yet merged is in no count.
 
-        Of steps not accounted yet: decode steps, and chunks after the planned one.
+        decoded: decode steps not accounted yet.
         """
         page = self.spec.page_tokens
         held = sum(request.done - request.stored for request in self.batch)
-        held += self.context + decoded * len(self.running) + chunks * self.spec.chunk_tokens
+        held += self.context + decoded * len(self.running)
         held -= sum(entry[2].stored for entry in self.running)
         used = self.cache.pinned * page + held
         rate = self.cached_tokens / max(1, self.prompt_tokens)
         uncached = int(self.waiting_tokens * (1 - rate))
         if self.chunked is not None:
-            uncached += self.chunked.uncached - chunks * self.spec.chunk_tokens
+            uncached += self.chunked.uncached
         total = used + self.waiting_tokens
         return Load(len(self.running), len(self.waiting), total, uncached)
 
@@ -298,7 +224,7 @@ class Rank:
         node, matched = cache.match(request.pages[:usable])
         cache.lock(node)
         needed = request.prompt_tokens + request.output_tokens - matched * page
-        free = cache.capacity * page - cache.pages * page - self._reserved
+        free = cache.capacity * page - cache.pages * page - cache.reserved
         if needed > free + cache.evictable * page:
             cache.unlock(node)
             return False
@@ -306,7 +232,7 @@ class Rank:
             cache.evict(-((free - needed) // page))
         request.node = node
         request.cached = request.done = request.stored = matched * page
-        self._reserved += needed
+        self.cache.reserved += needed
         self.prompt_tokens += request.prompt_tokens
         self.cached_tokens += request.cached
         return True
@@ -323,7 +249,7 @@ class Rank:
         if request.node is not None:
             cache.unlock(request.node)
         request.node = node
-        self._reserved -= pages * page - request.stored
+        self.cache.reserved -= pages * page - request.stored
         request.stored = pages * page
 
     def _pages(self, request: Request, count: int) -> tuple[Hashable, ...]:
@@ -338,7 +264,7 @@ class Rank:
         total = request.prompt_tokens + request.output_tokens
         # The KV of the last token never exists.
         self._store(request, total - 1 if computed is None else computed)
-        self._reserved -= total - request.stored
+        self.cache.reserved -= total - request.stored
         if request.node is not None:
             self.cache.unlock(request.node)
             request.node = None

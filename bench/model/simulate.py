@@ -3,7 +3,8 @@
 import msgspec
 
 from bench.arms.base import Arm
-from bench.model.cluster import Cluster, ServerSpec
+from bench.model.cluster import Cluster
+from bench.model.server import ServerSpec
 from bench.outcome import Outcome
 from bench.workloads.base import Workload
 

@@ -19,6 +19,9 @@ from msgspec import Meta
 
 CALIBRATION = Path(__file__).with_name("calibration.json")
 
+FOREVER = 1 << 60
+"""Steps."""
+
 Scale = Annotated[float, Meta(ge=0.01, le=100.0)]
 
 
@@ -70,37 +73,57 @@ class StepTimes:
     def seconds(self, works: Sequence[Work | None]) -> float:
         """Duration of one step of ranks that step together; None: a rank with nothing to do."""
         params = self.params
-        most = total = context = 0
-        pairs, prefill = 0.0, False
+        most = total = decoding = decoding_total = context = 0
+        pairs, prefills = 0.0, False
         for work in works:
             if work is None:
                 continue
             tokens = work.tokens
             total += tokens
             most = max(most, tokens)
-            context = max(context, work.context)
-            pairs = max(pairs, work.pairs)
-            prefill = prefill or work.prefill
-        even = (1 - params.shared) * most + params.shared * total / len(works)
-        seconds = params.overhead_ms / 1e3 + context * params.context_ns / 1e9 * params.decode_scale
-        if prefill:
-            return seconds + (self._prefill.at(even) + pairs * self._pair) * params.prefill_scale
-        return seconds + self._decode.at(even) * params.decode_scale
-
-    def longer(self, works: Sequence[Work | None]) -> float:
-        """How much longer each further step like this one takes, in seconds: decoding requests
-        grow by a token, prompts in chunks by a chunk."""
-        context, grows, chunk = 0, 0, 0
-        for work in works:
-            if work is None:
-                continue
             if work.prefill:
-                chunk = max(chunk, work.tokens)
-            elif work.context > context:
-                context, grows = work.context, work.tokens
+                prefills = True
+                pairs = max(pairs, work.pairs)
+            else:
+                decoding_total += tokens
+                decoding = max(decoding, tokens)
+                context = max(context, work.context)
+        seconds = params.overhead_ms / 1e3 + context * params.context_ns / 1e9 * params.decode_scale
+        decode = 0.0
+        if decoding:
+            even = self._even(decoding, decoding_total, len(works))
+            decode = self._decode.at(even) * params.decode_scale
+        if not prefills:
+            return seconds + decode
+        even = self._even(most, total, len(works))
+        prefill = (self._prefill.at(even) + pairs * self._pair) * params.prefill_scale
+        # A small prefill beside a large decode batch is not faster than that batch alone.
+        return seconds + max(prefill, decode)
+
+    def _even(self, most: int, total: int, ranks: int) -> float:
+        """Tokens a rank of the even step that costs as much."""
+        shared = self.params.shared
+        return (1 - shared) * most + shared * total / ranks
+
+    def growth(self, works: Sequence[Work | None]) -> tuple[float, int]:
+        """How much longer each further step like this one takes, in seconds, and for how many
+        steps that is so: decoding requests grow by a token, prompts in chunks by a chunk, and the
+        rank whose context is longest may be passed by one that grows faster."""
+        chunk, decoding = 0, []
+        for work in works:
+            if work is not None:
+                if work.prefill:
+                    chunk = max(chunk, work.tokens)
+                else:
+                    decoding.append((work.context, work.tokens))
+        longest, grows = max(decoding, default=(0, 0))
+        steps = FOREVER
+        for context, tokens in decoding:
+            if tokens > grows:
+                steps = min(steps, 1 + (longest - context) // (tokens - grows))
         params = self.params
         seconds = grows * params.context_ns / 1e9 * params.decode_scale
-        return seconds + chunk * chunk * self._pair * params.prefill_scale
+        return seconds + chunk * chunk * self._pair * params.prefill_scale, steps
 
 
 def _fit_pairs(table: dict[str, Any]) -> tuple[list[tuple[float, float]], float]:

@@ -11,7 +11,7 @@ import pytest
 from bench import ab, plan, sim
 from bench.arms import make_arm
 from bench.cells import Cell, Store, code_digest, run_cell, run_cells, server_from
-from bench.model.cluster import ServerSpec
+from bench.model.server import ServerSpec
 from bench.outcome import Outcome
 
 TINY = "random:requests=24:concurrency=8"
