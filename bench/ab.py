@@ -12,24 +12,32 @@ import contextlib
 import datetime
 import os
 import shutil
+import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from tqdm import tqdm
 
-from bench import plan, report
+from bench import plan, report, servers
 from bench.cells import Cell, Store, code_digest, run_cells
 from bench.html import write_report
 from bench.html.text import text_table
+from bench.live.drive import DriveError
+from bench.live.target import TargetError
 from bench.outcome import Outcome
+from bench.simulated.launch import ServerDied
 from bench.statistics import Run, compare_runs
 from bench.workloads import TRACES, make_workload
+from sidecar.errors import ControlError
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 OUT = Path("bench/out")
+SEEDS = 5
+TROUBLE = (TargetError, DriveError, ServerDied, ControlError)
 BAR = "{l_bar}{bar}| {elapsed} < {remaining}{postfix}"
 NEEDED_BYTES = 500 << 20
 """A full run's rows take some 200 MB, its report a few; checked before anything runs."""
@@ -43,43 +51,71 @@ def arguments() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("--full", action="store_true", help="every arm and setting, and the sweep of the guard")
-    add("--seeds", type=int, default=5, metavar="N", help="seeds 0 to N-1 (default: 5)")
+    add("--seeds", type=int, metavar="N", help="seeds 0 to N-1 (default: 5; on a target 3)")
     add("--jobs", type=int, default=os.cpu_count() or 1, metavar="N", help="processes")
     add("--workload", action="append", metavar="NAME", help="only these; may be given again")
     add("--traces", type=Path, default=TRACES, metavar="DIR")
     add("--out", type=Path, default=OUT, metavar="DIR")
     add("--no-server", action="store_true", help="virtual time alone")
+    servers.add_arguments(parser)
     return parser
 
 
 def main() -> int:
     options = arguments().parse_args()
+    # A cancelled job ends with SIGTERM: as with Ctrl-C, what is measured is reported.
+    before = signal.signal(signal.SIGTERM, _interrupt)
     try:
         _check(options)
+        if options.target or options.model:
+            return _on_server(options)
         return _run(options)
     except OSError as error:
         print(f"bench: {error.strerror or error}: {error.filename or ''}", file=sys.stderr)
-    except ValueError as error:
+    except (ValueError, *TROUBLE) as error:
         print(f"bench: {error}", file=sys.stderr)
+    finally:
+        signal.signal(signal.SIGTERM, before)
     return 2
 
 
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
 def _check(options: argparse.Namespace) -> None:
-    for name in ("seeds", "jobs"):
-        if getattr(options, name) < 1:
-            raise ValueError(f"{name}: {getattr(options, name)} is less than 1")
+    for name in ("seeds", "jobs", "repeats", "ranks"):
+        number = getattr(options, name)
+        if number is not None and number < 1:
+            raise ValueError(f"{name}: {number} is less than 1")
+    if options.target and options.model:
+        raise ValueError("target, model: one of them")
     options.out.mkdir(parents=True, exist_ok=True)
     free = shutil.disk_usage(options.out).free
     if free < NEEDED_BYTES:
         raise ValueError(f"{options.out}: {free >> 20} MB free, {NEEDED_BYTES >> 20} MB are needed")
 
 
+def _on_server(options: argparse.Namespace) -> int:
+    """A/B at a target or on servers of a model."""
+    outcomes, code, why = _collect(servers.measure(options))
+    if not outcomes and code:
+        return code
+    return _report(options, servers.workloads(options), outcomes.__iter__, [why] * bool(code), code)
+
+
 def _run(options: argparse.Namespace) -> int:
+    """The plan in virtual time, then simulated ranks in real time."""
     wanted = plan.FULL_WORKLOADS if options.full else plan.QUICK_WORKLOADS
     workloads, notes = plan.available(tuple(options.workload or wanted), options.traces)
     for note in notes:
         print(note, file=sys.stderr)
-    cells = plan.cells(workloads, options.seeds, full=options.full)
+    cells = plan.cells(workloads, options.seeds or SEEDS, full=options.full)
+    on_server = not (options.no_server or options.workload)
+    if on_server:
+        workloads.append(servers.TWIN)
+        for seed in range(servers.TWIN_SEEDS):
+            cells += [Cell(servers.TWIN, arm, seed) for arm in servers.ARMS]
     store = Store(options.out / "cells", code_digest(REPOSITORY))
     done, code, why = _virtual(cells, options, store)
     if code:
@@ -87,12 +123,47 @@ def _run(options: argparse.Namespace) -> int:
             f"{why}: {len(done)} of {len(cells)} runs are in this report; the same command goes on "
             "from there"
         )
-        print(f"bench: {notes[-1]}", file=sys.stderr)
     live: list[Outcome] = []
+    if on_server and not code:
+        live, code, why = _collect(servers.twin(options.traces))
+        notes += [why] * bool(code)
+
+    def outcomes() -> Iterator[Outcome]:
+        # All workloads' seeds together, arms in the plan's order: how tables list them.
+        yield from (store.load(cell) for cell in sorted(done, key=lambda cell: cell.workload))
+        yield from live
+
+    return _report(options, workloads, outcomes, notes, code)
+
+
+def _collect(found: Iterator[Outcome]) -> tuple[list[Outcome], int, str]:
+    """What a server gave until it ended or broke off; an exit code, and why."""
+    outcomes: list[Outcome] = []
+    try:
+        with contextlib.closing(found):  # type: ignore[type-var]
+            for outcome in found:
+                outcomes.append(outcome)  # noqa: PERF402 - each must be kept as it comes
+    except KeyboardInterrupt:
+        return outcomes, 130, f"INTERRUPTED after {len(outcomes)} runs on the server"
+    except (*TROUBLE, TimeoutError, ValueError) as error:
+        print(f"bench: {error}", file=sys.stderr)
+        return outcomes, 2, f"STOPPED after {len(outcomes)} runs on the server: {error}"
+    return outcomes, 0, ""
+
+
+def _report(
+    options: argparse.Namespace,
+    workloads: list[str],
+    outcomes: Callable[[], Iterator[Outcome]],
+    notes: list[str],
+    code: int,
+) -> int:
+    for note in notes:
+        print(f"bench: {note}", file=sys.stderr)
     # Tables first: they need no room on disk.
-    print(text_table(compare_runs(map(Run.of, _outcomes(done, store, live)), plan.BASELINE)))
+    print(text_table(compare_runs(map(Run.of, outcomes()), plan.BASELINE)))
     folder = options.out / datetime.datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
-    path = write_report(folder, _outcomes(done, store, live), _about(workloads, options), notes)
+    path = write_report(folder, outcomes(), _about(workloads, options), notes)
     print(f"report: {path}")
     return code
 
@@ -126,13 +197,6 @@ def _versions() -> dict[str, str]:
         with contextlib.suppress(PackageNotFoundError):
             found[name] = version(name)
     return found
-
-
-def _outcomes(done: list[Cell], store: Store, live: list[Outcome]) -> Iterator[Outcome]:
-    yield from live
-    # All seeds of an arm together, arms in the plan's order: how tables list them.
-    for cell in sorted(done, key=lambda cell: cell.workload):
-        yield store.load(cell)
 
 
 def _about(workloads: list[str], options: argparse.Namespace) -> dict[str, Any]:

@@ -108,20 +108,26 @@ def compare(outcomes: Iterable[Outcome], baseline: str) -> list[Comparison]:
 
 
 def compare_runs(runs: Iterable[Run], baseline: str) -> list[Comparison]:
-    """As `compare`; kinds are never compared with each other."""
+    """As `compare`; kinds are never compared with each other.
+
+    Where SGLang's own method was not run (one warm server, its policy swapped), the sidecar's of
+    the same name stands in as the baseline, and each comparison says so.
+    """
     groups: dict[tuple[str, str], dict[str, list[Run]]] = {}
     for run in runs:
         groups.setdefault((run.workload, run.kind), {}).setdefault(run.arm, []).append(run)
     found = []
     for (workload, kind), arms in groups.items():
-        base = {metric.name: _by_seed(arms.get(baseline, []), metric) for metric in METRICS}
+        basis = baseline if baseline in arms else f"sidecar_{baseline}"
+        basis = basis if basis in arms else baseline
+        base = {metric.name: _by_seed(arms.get(basis, []), metric) for metric in METRICS}
         for arm, mine in arms.items():
             figures = {
-                metric.name: _figure(_by_seed(mine, metric), base[metric.name], arm == baseline)
+                metric.name: _figure(_by_seed(mine, metric), base[metric.name], arm == basis)
                 for metric in METRICS
             }
             seeds = sorted({run.seed for run in mine})
-            found.append(Comparison(workload, kind, arm, baseline, seeds, _counts(mine), figures))
+            found.append(Comparison(workload, kind, arm, basis, seeds, _counts(mine), figures))
     return found
 
 

@@ -81,7 +81,7 @@ def _pictured(comparisons: list[Comparison]) -> list[str]:
 def _notes(notes: list[str], comparisons: list[Comparison], baseline: str) -> str:
     found = list(notes)
     for (workload, _), arms in grouped(comparisons).items():
-        if all(each.arm != baseline for each in arms):
+        if all(each.arm != each.baseline for each in arms):
             found.append(f"{workload}: {baseline} was not run, so nothing is compared with it.")
         found += [
             f"{workload}, {each.arm}: {each.counts['failed']:.3g} of "
