@@ -10,7 +10,7 @@ from pathlib import Path
 
 from bench.live.ab import STOCK, policy_of, run_live
 from bench.live.cells import Options
-from bench.live.launch import SIMULATED, Launch, run_model
+from bench.live.launch import SIMULATED, Launch, check_arm, run_model
 from bench.outcome import Outcome
 from bench.plan import BASELINE, PR
 from bench.workloads import make_workload
@@ -56,8 +56,7 @@ def measure(options: argparse.Namespace) -> Iterator[Outcome]:
     seeds = range(options.seeds or TARGET_SEEDS)
     arms = options.arm or ((*ARMS, *STOCK) if options.model else (*ARMS, "sidecar_total_tokens"))
     for arm in arms:
-        if options.target or arm not in STOCK:
-            policy_of(arm)
+        (policy_of if options.target else check_arm)(arm)
     made = [make_workload(spec, options.traces) for spec in workloads(options)]
     if options.target:
         path = control_path(options.endpoint, options.control)

@@ -21,11 +21,11 @@ import msgspec
 
 from bench import report
 from bench.arms import ArmError
-from bench.live.ab import STOCK, policy_of, run_live, say
+from bench.live.ab import policy_of, run_live, say
 from bench.live.apis import APIS
 from bench.live.cells import CLIENTS, Options
 from bench.live.drive import DriveError
-from bench.live.launch import Launch, run_model
+from bench.live.launch import Launch, check_arm, run_model
 from bench.live.target import TargetError
 from bench.outcome import Outcome, summarize
 from bench.simulated.launch import ServerDied
@@ -110,8 +110,7 @@ def _outcomes(options: argparse.Namespace) -> Generator[Outcome, None, None]:
         request_seconds=options.request_seconds,
     )
     for arm in options.arm:
-        if options.target or arm not in STOCK:
-            policy_of(arm)
+        (policy_of if options.target else check_arm)(arm)
     workload = make_workload(options.workload, options.traces)
     run = _at_target if options.target else _at_model
     return cast("Generator[Outcome, None, None]", run(options, workload, how))

@@ -15,6 +15,7 @@ import msgspec
 from bench.arms import ARMS, POLICIES, ArmError, split_spec
 from bench.live.cells import Bench, Cell, Options
 from bench.live.drive import Done
+from bench.live.peers import is_peer
 from bench.live.target import PolicyControl, Sidecar, TargetError, find_instance, inspect
 from bench.outcome import Outcome
 from bench.workloads import Workload
@@ -51,6 +52,8 @@ def _refusal(name: str) -> str:
     can = f"a running server can switch to {', '.join(POLICIES)}"
     if name in STOCK:
         return f"SGLang's own {name} is fixed at its start (MODEL=... starts servers for it); {can}"
+    if is_peer(name):
+        return f"{name} is measured at a server without the hook (MODEL=... starts it); {can}"
     if name in ARMS:
         return f"there is no such policy in the sidecar, only in the model (bench.sim); {can}"
     return f"no arm {name!r}; {can}"

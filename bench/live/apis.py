@@ -162,6 +162,13 @@ def _error_text(error: Any) -> str:
     return str(message)[:200] or "error"
 
 
+class Routed(Generate):
+    """`/generate` through a gateway, which looks for the routing key in the header alone."""
+
+    def headers(self, ask: Ask) -> dict[str, str]:
+        return {ROUTING_KEY_HEADER: ask.key} if ask.key else {}
+
+
 APIS: dict[str, type[Completions] | type[Generate]] = {
     "completions": Completions,
     "generate": Generate,

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import msgspec
 
 from bench.live import counters, serving
-from bench.live.apis import APIS, Ask
+from bench.live.apis import APIS, Ask, Routed
 from bench.live.client import REQUEST_SECONDS, Client, clock
 from bench.live.drive import Done, Drive
 from bench.live.rows import Journal, idle_share, make_rows
@@ -57,7 +57,11 @@ class Cell(msgspec.Struct, frozen=True):
 
 
 class Bench(msgspec.Struct):
-    """What cells are measured on. sidecar: None where a stock method decides."""
+    """What cells are measured on. sidecar: None where a stock method or a gateway decides.
+
+    gateway: the URL requests are sent to; empty: the server's own. Everything else, the warm-up
+    too, goes to the server, so that a new gateway remembers nothing.
+    """
 
     facts: Facts
     ranks: int
@@ -65,6 +69,7 @@ class Bench(msgspec.Struct):
     sidecar: Sidecar | None = None
     instance: str = ""
     warm: bool = False
+    gateway: str = ""
 
     def measure(
         self,
@@ -84,11 +89,10 @@ class Bench(msgspec.Struct):
         policy: PolicyState | None,
         on_done: Callable[[Done], None],
     ) -> Outcome:
-        facts, options = self.facts, self.options
-        api = APIS[options.api]()
-        client = Client(facts.url, facts.model, api, facts.cache_report, options.request_seconds)
-        async with client:
-            await self._warm_up(client)
+        facts = self.facts
+        async with self._client(facts.url) as direct, self._client(self.gateway) as routed:
+            client = routed if self.gateway else direct
+            await self._warm_up(direct)
             before = await self._settled(client)
             begun = clock()
             journal = Journal(facts.journal)
@@ -104,6 +108,11 @@ class Bench(msgspec.Struct):
             rows, seconds = loaded
         more = self._more(cell, policy) | self._counted(before, counts, after)
         return self._outcome(workload, cell, rows, samples, seconds, more)
+
+    def _client(self, url: str) -> Client:
+        facts, options = self.facts, self.options
+        api = Routed() if url == self.gateway else APIS[options.api]()
+        return Client(url, facts.model, api, facts.cache_report, options.request_seconds)
 
     async def _load(
         self, client: Client, workload: Workload, seed: int, on_done: Callable[[Done], None]

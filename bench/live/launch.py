@@ -1,14 +1,12 @@
-"""A/B on servers that are started here: the policy arms on one, the stock arms on one each.
+"""A/B on servers that are started here: policies on one, gateways on one, stock arms on one each.
 
 MODEL is a model path of SGLang, or `simulated`. A stock method is fixed at the start of a server,
-and its server runs without our hook: those arms cannot be interleaved with the others, which the
-outcomes say (`more.relaunched`).
+and its server and that of the gateways run without our hook: those arms cannot be interleaved with
+the others, which the outcomes say (`more.relaunched`).
 """
 
 import contextlib
-import ctypes
 import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -17,9 +15,12 @@ from pathlib import Path
 
 import msgspec
 
+from bench.arms import ArmError
 from bench.demo import Sidecar as SidecarProcess
 from bench.live.ab import STOCK, Progress, plan, policy_of, run_live, say
 from bench.live.cells import Bench, Options
+from bench.live.children import die_with_parent
+from bench.live.peers import Peer, gateway, is_peer, peer_of
 from bench.live.target import inspect
 from bench.outcome import Outcome
 from bench.simulated.launch import SimulatedServer
@@ -30,8 +31,6 @@ SIMULATED = "simulated"
 READY_SECONDS = 3600.0
 """Loading a large model from a slow disk takes most of an hour."""
 _SAY_SECONDS = 15.0
-_LIBC = ctypes.CDLL(None)
-_PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 class Launch(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,14 +63,8 @@ class RealServer(SimulatedServer):
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                preexec_fn=_die_with_parent,
+                preexec_fn=die_with_parent,
             )
-
-
-def _die_with_parent() -> None:
-    """Not even a SIGKILL of ours leaves the GPUs taken."""
-    with contextlib.suppress(AttributeError):  # Linux only
-        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 @contextlib.contextmanager
@@ -106,6 +99,14 @@ def _waiting() -> Callable[[float], None]:
     return waiting
 
 
+def check_arm(arm: str) -> None:
+    """Raises ArmError where servers started here cannot run an arm."""
+    if is_peer(arm):
+        peer_of(arm)
+    elif arm not in STOCK:
+        policy_of(arm)
+
+
 def run_model(
     launch: Launch,
     workload: Workload,
@@ -115,17 +116,31 @@ def run_model(
     options: Options | None = None,
 ) -> Iterator[Outcome]:
     """Measure arms on servers started here; raises as `run_live` does, and ServerDied."""
-    policies = [arm for arm in arms if arm not in STOCK]
-    for arm in policies:
-        policy_of(arm)
+    for arm in arms:
+        if not is_peer(arm):
+            check_arm(arm)
+    peers = {arm: peer_of(arm) for arm in arms if is_peer(arm)}
+    policies = [arm for arm in arms if arm not in (*STOCK, *peers)]
     options = options or Options()
+    if peers:
+        options = _for_peers(options)
     with tempfile.TemporaryDirectory(prefix="dps-live-") as name, _without_sidecar():
         folder = Path(name)
         if policies:
             yield from _policies(launch, folder, workload, policies, seeds, repeats, options)
+        if peers:
+            yield from _peers(launch, folder, workload, peers, seeds, repeats, options)
         for arm in arms:
             if arm in STOCK:
                 yield from _stock(launch, folder, workload, arm, seeds, repeats, options)
+
+
+def _for_peers(options: Options) -> Options:
+    """Every arm is asked in the one way that smg takes token ids."""
+    if options.client != "own":
+        raise ArmError(f"smg refuses the requests of the client {options.client}: --client own")
+    say("smg takes token ids on /generate alone: every arm is asked there")
+    return msgspec.structs.replace(options, api="generate")
 
 
 @contextlib.contextmanager
@@ -163,6 +178,29 @@ def _policies(
             )
     finally:
         sidecar.stop()
+
+
+def _peers(
+    launch: Launch,
+    folder: Path,
+    workload: Workload,
+    peers: dict[str, Peer],
+    seeds: Sequence[int],
+    repeats: int,
+    options: Options,
+) -> Iterator[Outcome]:
+    with serving(launch, folder, "gateways", {}) as url:
+        bench = Bench(inspect(url, options.vocabulary), launch.ranks, options)
+        cells = plan(list(peers), seeds, repeats)
+        progress = Progress(len(cells))
+        for number, cell in enumerate(cells):
+            progress.begin(workload.name, cell)
+            log = folder / f"gateway-{number}.log"
+            with gateway(peers[cell.arm], url, launch.ranks, log) as bench.gateway:
+                outcome = bench.measure(workload, cell, None, progress)
+            outcome.more |= {"relaunched": True, "gateway": peers[cell.arm].about()}
+            progress.end()
+            yield outcome
 
 
 def _stock(

@@ -1,6 +1,8 @@
 """What a simulated rank does with each kind of message."""
 
 import logging
+from collections.abc import Iterable
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -17,7 +19,9 @@ from sglang.srt.managers.io_struct import (
     TokenizedEmbeddingReqInput,
     TokenizedGenerateReqInput,
 )
+from sglang.srt.managers.schedule_batch import FINISH_ABORT
 
+from bench.simulated.batch import SimulatedRequest
 from bench.simulated.output import build_message
 
 if TYPE_CHECKING:
@@ -32,12 +36,12 @@ logger = logging.getLogger(__name__)
 def dispatch(scheduler: "SimulatedScheduler", message: Any) -> Any:
     """Act on the message; returns the answer to send at once, if it has one."""
     if isinstance(message, _SINGLE):
-        scheduler.handle_generate_request(message)
+        _queue(scheduler, message)
     elif isinstance(message, _BATCH):
         for each in message.batch:
-            scheduler.handle_generate_request(each)
+            _queue(scheduler, each)
     elif isinstance(message, AbortReq):
-        scheduler.abort_request(message)
+        _abort(scheduler, message)
     elif isinstance(message, FlushCacheReqInput):
         return FlushCacheReqOutput(success=scheduler.flush_cache())
     elif isinstance(message, GetInternalStateReq):
@@ -49,6 +53,47 @@ def dispatch(scheduler: "SimulatedScheduler", message: Any) -> Any:
     return None
 
 
+def _queue(scheduler: "SimulatedScheduler", received: Any) -> None:
+    request = SimulatedRequest(received, scheduler.settings)
+    try:
+        scheduler.rank.add(request)
+    except ValueError as error:
+        reason = FINISH_ABORT(str(error), HTTPStatus.BAD_REQUEST, "BadRequestError")
+        request.finished_reason = reason.to_json()
+        scheduler.send_results([request])
+
+
+def _abort(scheduler: "SimulatedScheduler", message: AbortReq) -> None:
+    """Queued requests leave at once, those in a batch with the next step, as in SGLang."""
+
+    def meant(reqs: Iterable[SimulatedRequest]) -> list[SimulatedRequest]:
+        return [req for req in reqs if message.abort_all or req.rid.startswith(message.rid)]
+
+    for req in meant(scheduler.waiting_queue):
+        drop(scheduler, req, message.finished_reason)
+    for req in meant(_inflight(scheduler)):
+        req.to_finish = FINISH_ABORT().to_json()
+
+
+def drop(scheduler: "SimulatedScheduler", req: SimulatedRequest, reason: Any) -> None:
+    """Abort a request between two steps, and tell who waits for it."""
+    scheduler.rank.abort(req)
+    # So that the batch it may have been in lets go of it.
+    req.finished_reason = reason or FINISH_ABORT().to_json()
+    output = AbortReq(rid=req.rid, finished_reason=reason)
+    scheduler.ipc_channels.send_to_tokenizer.send_output(output, req)
+
+
+def _inflight(scheduler: "SimulatedScheduler") -> list[SimulatedRequest]:
+    last, chunked = scheduler.last_batch, scheduler.chunked_req
+    reqs = [*scheduler.running_batch.reqs]
+    if last is not None and last is not scheduler.running_batch:
+        reqs += last.reqs
+    if chunked is not None and chunked not in reqs:
+        reqs.append(chunked)
+    return [req for req in reqs if not req.finished()]
+
+
 def _internal_state(scheduler: "SimulatedScheduler") -> GetInternalStateReqOutput:
     settings = scheduler.settings
     state = {
@@ -57,7 +102,8 @@ def _internal_state(scheduler: "SimulatedScheduler") -> GetInternalStateReqOutpu
         "last_gen_throughput": 0.0,
         "memory_usage": {"weight": 0.0, "kvcache": 0.0, "token_capacity": settings.cache_tokens},
         "effective_max_running_requests_per_dp": settings.max_running_requests,
-        "prefix_cache_tokens": scheduler.tree_cache.tokens,
+        "prefix_cache_tokens": scheduler.rank.cache.pages * settings.page_tokens,
+        "steps": msgspec.structs.asdict(scheduler.counts),
         "settings": msgspec.structs.asdict(settings),
     }
     return GetInternalStateReqOutput(internal_state=state)

@@ -1,6 +1,7 @@
 """Start and stop a simulated server from a test or a demo."""
 
 import os
+import random
 import re
 import socket
 import subprocess
@@ -26,10 +27,29 @@ class ServerDied(RuntimeError):
     """The server ended before it was ready; the message ends with the tail of its log."""
 
 
+# Below what the kernel gives to connections (32768 on Linux): SGLang takes ports from its own + 233
+# on, and about one start in five found one of them in use by the server's own process.
+_PORTS = range(12_000, 32_000)
+_SGLANG_OFFSETS = (0, *range(233, 241))
+
+
 def free_port() -> int:
+    """A port for a server, and those after it that SGLang derives are free as well."""
+    for _ in range(100):
+        # Not of the seeded generator: processes with one seed would meet at one port.
+        port = random.SystemRandom().choice(_PORTS)
+        if all(_is_free(port + offset) for offset in _SGLANG_OFFSETS):
+            return port
+    raise RuntimeError(f"no free ports from {_PORTS.start} to {_PORTS.stop}")
+
+
+def _is_free(port: int) -> bool:
     with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+        return True
 
 
 class SimulatedServer:

@@ -63,23 +63,22 @@ class LoadInquirer:
 
     def get_loads(self) -> LoadSnapshot:
         scheduler = self._scheduler
-        running, waiting = scheduler.running_batch.reqs, scheduler.waiting_queue
-        capacity = scheduler.settings.cache_tokens
-        used = sum(req.seqlen for req in running)
-        queued = sum(req.seqlen for req in waiting)
-        uncached = int(queued * (1 - scheduler.cache_hit_rate))
-        if scheduler.chunked_req is not None:
-            uncached += scheduler.chunked_req.uncached_tokens
+        rank, settings, batch = scheduler.rank, scheduler.settings, scheduler.last_batch
+        # A snapshot is taken before the results of a step are processed, and a decode step has
+        # memory for its new tokens from its start on.
+        decoded = batch is not None and not batch.forward_mode.is_extend()
+        load = rank.load(int(decoded))
+        used = load.tokens - rank.waiting_tokens
         return LoadSnapshot(
             timestamp=time.time(),
             dp_rank=scheduler.placement.dp_rank,
-            num_running_reqs=len(running),
-            num_waiting_reqs=len(waiting),
-            num_waiting_uncached_tokens=uncached,
+            num_running_reqs=load.running,
+            num_waiting_reqs=load.waiting,
+            num_waiting_uncached_tokens=load.waiting_uncached,
             num_used_tokens=used,
-            num_total_tokens=used + queued,
-            max_total_num_tokens=capacity,
-            max_running_requests=scheduler.settings.max_running_requests,
-            token_usage=round(used / capacity, 4),
-            cache_hit_rate=round(scheduler.cache_hit_rate, 4),
+            num_total_tokens=load.tokens,
+            max_total_num_tokens=settings.cache_tokens,
+            max_running_requests=settings.max_running_requests,
+            token_usage=round(used / settings.cache_tokens, 4),
+            cache_hit_rate=round(rank.cached_tokens / max(1, rank.prompt_tokens), 4),
         )

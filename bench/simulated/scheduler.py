@@ -1,33 +1,35 @@
 """A scheduler without a model, for the place of `sglang.srt.managers.scheduler.Scheduler`.
 
-It is SGLang's `event_loop_normal` with time spent asleep in place of a forward pass. Names and
-states at the seams a plugin wraps are SGLang's: `last_batch` is a prefill not yet merged, or
-`running_batch` itself after a decode; finished requests stay in a batch until the next step.
+It is SGLang's `event_loop_normal` around `bench.model.rank.Rank`, asleep for the time of a forward
+pass. Names and states at the seams a plugin wraps are SGLang's: `last_batch` is a prefill not yet
+merged, `running_batch` itself after a decode, or an idle batch while other ranks worked; finished
+requests stay in a batch until the next step.
 """
 
-import time
+from collections.abc import Sequence
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import zmq
 from sglang.srt.managers.io_struct import (
-    AbortReq,
     HealthCheckOutput,
     RpcReqInput,
+    ShutdownReq,
     sock_recv,
     sock_send,
 )
-from sglang.srt.managers.schedule_batch import FINISH_ABORT
 from sglang.srt.managers.scheduler_components.ipc_channels import SchedulerIpcChannels
 from sglang.srt.managers.utils import is_health_check_generate_req
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
 
+from bench.model.rank import Rank
+from bench.model.steps import StepTimes, Work
 from bench.simulated import control
 from bench.simulated.batch import SimulatedBatch, SimulatedRequest
 from bench.simulated.load import LoadInquirer, find_placement, open_writer
 from bench.simulated.model import CONTEXT_TOKENS
 from bench.simulated.output import embedding_output, token_output
-from bench.simulated.prefix_cache import PrefixCache
+from bench.simulated.pace import Alone, Member, Pace, StepCounts
 from bench.simulated.settings import read_settings
 
 # Eight idle ranks on two cores must not spin; requests wake the poll at once.
@@ -42,15 +44,25 @@ class SimulatedScheduler:
         self.placement = find_placement(server_args, ranks)
         self.load_snapshot_writer = open_writer(server_args, port_args, self.placement)
         self.load_inquirer = LoadInquirer(self)
-        self.tree_cache = PrefixCache(self.settings.cache_tokens)
-        self.waiting_queue: list[SimulatedRequest] = []
+        self.rank = Rank(self.settings.rank_spec())
+        self.counts = StepCounts()
         self.running_batch = SimulatedBatch()
         self.last_batch: SimulatedBatch | None = None
-        self.chunked_req: SimulatedRequest | None = None
         self.return_health_check_ipcs: list[str | None] = []
-        self._prompt_tokens = self._cached_prompt_tokens = 0
+        self._work: Work | None = None
+        self._inbox: list[Any] = []
+        self.pace = self._find_pace()
         self._init_ipc_channels()
         self._init_teardown()
+
+    def _find_pace(self) -> Pace:
+        together = self.server_args.enable_dp_attention and self.placement.dp_ranks > 1
+        # The other processes of a rank (attention TP) have no requests and wait for nobody.
+        if not (together and self.placement.is_rank_zero):
+            return Alone(StepTimes(self.settings), self.settings.time_scale)
+        if not self.settings.barrier:
+            raise RuntimeError("DP attention: start `python -m bench.simulated.server`")
+        return Member(self.settings.barrier, self.placement.dp_rank, self.placement.dp_ranks)
 
     def _init_ipc_channels(self) -> None:
         self.ipc_channels = SchedulerIpcChannels.create(
@@ -63,8 +75,9 @@ class SimulatedScheduler:
         channels = (self.ipc_channels.recv_from_tokenizer, self.ipc_channels.recv_from_rpc)
         self._sockets = [socket for socket in channels if socket is not None]
         self._poller = zmq.Poller()
-        for socket in self._sockets:
-            self._poller.register(socket, zmq.POLLIN)
+        for waker in (*self._sockets, self.pace.fileno()):
+            if waker is not None:
+                self._poller.register(waker, zmq.POLLIN)
 
     def _init_teardown(self) -> None:
         """What `run_scheduler_process` touches after the loop."""
@@ -84,29 +97,53 @@ class SimulatedScheduler:
         }
 
     @property
-    def cache_hit_rate(self) -> float:
-        return self._cached_prompt_tokens / max(1, self._prompt_tokens)
+    def waiting_queue(self) -> Sequence[SimulatedRequest]:
+        return cast(Sequence[SimulatedRequest], self.rank.waiting)
+
+    @property
+    def chunked_req(self) -> SimulatedRequest | None:
+        return cast(SimulatedRequest | None, self.rank.chunked)
 
     def run_event_loop(self) -> None:
-        while not self.gracefully_exit:
-            self.process_input_requests(self._receive())
-            batch = self.get_next_batch_to_run()
-            if batch is not None:
-                self.run_batch(batch)
-            self.last_batch = batch
-            if batch is not None:
-                self.process_batch_result(batch)
-            else:
-                self.on_idle()
+        try:
+            while not self.gracefully_exit:
+                self.process_input_requests(self._receive())
+                self.take_step()
+        finally:
+            # The other ranks must not wait for this one.
+            self.pace.close()
+
+    def take_step(self) -> None:
+        batch = self.get_next_batch_to_run()
+        step = self.pace.step(self._work, self._is_told_to_stop)
+        if step is None:
+            self.last_batch = None
+            self.on_idle()
+            return
+        self.counts.add(self._work, step)
+        if batch is None:
+            batch = SimulatedBatch(forward_mode=ForwardMode.IDLE)
+        self.last_batch = batch
+        self.process_batch_result(batch)
 
     def _receive(self) -> list[Any]:
-        busy = self.last_batch is not None or not self.is_fully_idle()
-        self._poller.poll(0 if busy else IDLE_POLL_MS)
+        if self.last_batch is None:
+            self._poller.poll(IDLE_POLL_MS)
+        received = self._inbox + self._read()
+        self._inbox = []
+        return received
+
+    def _read(self) -> list[Any]:
         received = []
         for socket in self._sockets:
             while socket.poll(0):
                 received.append(sock_recv(socket))
         return received
+
+    def _is_told_to_stop(self) -> bool:
+        """What has come is dealt with when the step is over, unless it is the order to stop."""
+        self._inbox += self._read()
+        return any(isinstance(message, ShutdownReq) for message in self._inbox)
 
     # Requests and control messages
 
@@ -121,108 +158,57 @@ class SimulatedScheduler:
             elif output is not None:
                 self.ipc_channels.send_to_tokenizer.send_output(output, recv_req)
 
-    def handle_generate_request(self, recv_req: Any) -> None:
-        request = SimulatedRequest(recv_req, self.settings.default_output_tokens)
-        self.waiting_queue.append(request)
-        if self.settings.journal:
-            with open(self.settings.journal, "a", encoding="utf-8") as journal:
-                journal.write(f"{request.rid}\t{self.placement.dp_rank}\n")
-
     def flush_cache(self) -> bool:
-        idle = self.is_fully_idle()
-        if idle:
-            self.tree_cache.clear()
-        return idle
-
-    def abort_request(self, recv_req: AbortReq) -> None:
-        """Queued requests leave at once, those in a batch with the next step, as in SGLang."""
-
-        def is_meant(req: SimulatedRequest) -> bool:
-            return recv_req.abort_all or req.rid.startswith(recv_req.rid)
-
-        for req in filter(is_meant, self.waiting_queue):
-            abort = AbortReq(rid=req.rid, finished_reason=recv_req.finished_reason)
-            self.ipc_channels.send_to_tokenizer.send_output(abort, req)
-        self.waiting_queue = [req for req in self.waiting_queue if not is_meant(req)]
-        for req in filter(is_meant, self._inflight()):
-            req.to_finish = FINISH_ABORT().to_json()
-
-    def _inflight(self) -> list[SimulatedRequest]:
-        reqs = [*self.running_batch.reqs]
-        if self.last_batch is not None and self.last_batch is not self.running_batch:
-            reqs += self.last_batch.reqs
-        if self.chunked_req is not None and self.chunked_req not in reqs:
-            reqs.append(self.chunked_req)
-        return [req for req in reqs if not req.finished()]
+        return self.rank.flush()
 
     def is_fully_idle(self) -> bool:
-        return not (self.waiting_queue or self._inflight())
+        return not self.rank.requests
 
     # Steps
 
     def get_next_batch_to_run(self) -> SimulatedBatch | None:
+        """Also sets `_work`, what the batch takes."""
+        self._drop_aborted_chunk()
         if self.last_batch is not None and self.last_batch.forward_mode.is_extend():
             self.last_batch.filter_batch(exclude=self.chunked_req)
             self.running_batch.reqs += self.last_batch.reqs
         self.running_batch.filter_batch()
-        prefill = self._get_new_batch_prefill()
-        if prefill is not None:
-            return prefill
-        return None if self.running_batch.is_empty() else self.running_batch
+        chunked = self.chunked_req
+        self._work = self.rank.plan()
+        if self._work is None:
+            return None
+        if not self._work.prefill:
+            return self.running_batch
+        reqs = cast(list[SimulatedRequest], [*self.rank.batch])
+        self._note_admitted([req for req in reqs if req is not chunked])
+        return SimulatedBatch(reqs, ForwardMode.EXTEND)
 
-    def _get_new_batch_prefill(self) -> SimulatedBatch | None:
-        batch = SimulatedBatch(forward_mode=ForwardMode.EXTEND)
-        chunked, self.chunked_req = self.chunked_req, None
-        if chunked is not None:
-            self._add_to_prefill(batch, chunked)
-        room = self.settings.max_running_requests - len(self.running_batch.reqs)
-        while self.waiting_queue and self.chunked_req is None and len(batch.reqs) < room:
-            if batch.new_tokens >= self.settings.chunked_prefill_tokens:
-                break
-            request = self.waiting_queue.pop(0)
-            request.cached_tokens = self.tree_cache.match(
-                request.namespace, request.origin_input_ids
-            )
-            request.prefix_len = request.cached_tokens
-            self._prompt_tokens += len(request.origin_input_ids)
-            self._cached_prompt_tokens += request.cached_tokens
-            self._add_to_prefill(batch, request)
-        return None if batch.is_empty() else batch
+    def _drop_aborted_chunk(self) -> None:
+        chunked = self.chunked_req
+        if chunked is not None and chunked.to_finish is not None:
+            control.drop(self, chunked, chunked.to_finish)
 
-    def _add_to_prefill(self, batch: SimulatedBatch, request: SimulatedRequest) -> None:
-        batch.reqs.append(request)
-        if request.to_finish is not None:  # it ends with this step, whatever its prompt lacks
-            return
-        tokens = min(
-            request.uncached_tokens, self.settings.chunked_prefill_tokens - batch.new_tokens
-        )
-        request.prefix_len += tokens
-        batch.new_tokens += tokens
-        if request.uncached_tokens:
-            self.chunked_req = request
-
-    def run_batch(self, batch: SimulatedBatch) -> None:
-        if batch.forward_mode.is_extend():
-            time.sleep(self.settings.prefill_seconds(batch.new_tokens))
-        else:
-            time.sleep(self.settings.decode_seconds())
+    def _note_admitted(self, reqs: list[SimulatedRequest]) -> None:
+        if reqs and self.settings.journal:
+            rank = self.placement.dp_rank
+            lines = "".join(f"{req.rid}\t{rank}\t{req.cached}\n" for req in reqs)
+            with open(self.settings.journal, "a", encoding="utf-8") as journal:
+                journal.write(lines)
 
     def process_batch_result(self, batch: SimulatedBatch) -> None:
-        self.publish_load_snapshot(force=batch.forward_mode.is_extend())
+        extend = batch.forward_mode.is_extend()
+        self.publish_load_snapshot(force=extend)
         done = [req for req in batch.reqs if req is not self.chunked_req]
         for req in done:
             req.advance()
-            if batch.forward_mode.is_extend() or req.finished():
-                self._cache(req)
-        self._send([req for req in done if req.finished() or req.stream])
+            if req.to_finish is not None:
+                self.rank.abort(req)
+        if batch.reqs:
+            self.rank.finish(extend)
+        self.send_results([req for req in done if req.finished() or req.stream])
         self._answer_health_checks()
 
-    def _cache(self, req: SimulatedRequest) -> None:
-        # The key-value pair of a token exists only once a step has read that token.
-        computed = req.origin_input_ids[: req.prefix_len] + req.output_ids[:-1]
-        self.tree_cache.insert(req.namespace, computed)
-
-    def _send(self, reqs: list[SimulatedRequest]) -> None:
+    def send_results(self, reqs: list[SimulatedRequest]) -> None:
         sender = self.ipc_channels.send_to_detokenizer
         texts = [req for req in reqs if not req.is_embedding]
         if texts:

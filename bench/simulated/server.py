@@ -2,8 +2,9 @@
 
     python -m bench.simulated.server --port P [--dp-size 8] [--plain-dp] [SGLang's arguments]
 
-This process only watches over the server, so that its temporary model, its children and its
-files under /dev/shm go away however it ends. Timing comes from `bench.simulated.settings`.
+This process watches over the server, so that its temporary model, its children and its files under
+/dev/shm go away however it ends, and keeps ranks under DP attention in step. Timing comes from
+`bench.simulated.settings`.
 """
 
 import argparse
@@ -20,8 +21,10 @@ from types import FrameType
 
 import psutil
 
+from bench.model.steps import StepTimes
+from bench.simulated.coordinator import Coordinator
 from bench.simulated.model import write_model
-from bench.simulated.settings import read_settings
+from bench.simulated.settings import PREFIX, read_settings
 
 # SGLang looks every five seconds whether its requests are drained, then kills itself. Nothing
 # here is worth that wait.
@@ -61,9 +64,9 @@ def server_arguments(argv: list[str], model_path: str) -> list[str]:
     return arguments
 
 
-def _environment() -> dict[str, str]:
+def _environment(barrier: str) -> dict[str, str]:
     quiet = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
-    return quiet | os.environ
+    return quiet | os.environ | {f"{PREFIX}BARRIER": barrier}
 
 
 def _die_with_supervisor() -> None:
@@ -72,10 +75,10 @@ def _die_with_supervisor() -> None:
         _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def _start(arguments: list[str]) -> "subprocess.Popen[bytes]":
+def _start(arguments: list[str], barrier: str) -> "subprocess.Popen[bytes]":
     return subprocess.Popen(
         [sys.executable, "-m", "bench.simulated.serve", *arguments],
-        env=_environment(),
+        env=_environment(barrier),
         # Out of reach of Ctrl-C: the children must live until `_stop` has seen their files.
         start_new_session=True,
         preexec_fn=_die_with_supervisor,
@@ -115,18 +118,23 @@ def _interrupt(_signal: int, _frame: FrameType | None) -> None:
 
 
 def main() -> int:
-    read_settings()  # a mistake should show here, not in eight children
+    settings = read_settings()  # a mistake should show here, not in eight children
     signal.signal(signal.SIGTERM, _interrupt)
     signal.signal(signal.SIGINT, _interrupt)
     with tempfile.TemporaryDirectory(prefix="simulated-model-") as folder:
         write_model(Path(folder))
-        server = _start(server_arguments(sys.argv[1:], folder))
-        try:
-            return server.wait()
-        except KeyboardInterrupt:
-            return 0
-        finally:
-            _stop(server)
+        barrier = str(Path(folder) / "barrier")
+        coordinator = Coordinator(barrier, StepTimes(settings), settings.time_scale)
+        server = _start(server_arguments(sys.argv[1:], folder), barrier)
+        # Its thread starts after the fork, so that the child inherits no lock that it holds, and
+        # ends after the ranks, which do not live without it.
+        with coordinator:
+            try:
+                return server.wait()
+            except KeyboardInterrupt:
+                return 0
+            finally:
+                _stop(server)
 
 
 if __name__ == "__main__":

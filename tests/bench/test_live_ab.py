@@ -81,6 +81,7 @@ def test_arms_that_the_sidecar_can_switch_to():
         ("round_robin", "fixed at its start .MODEL"),
         ("oracle", "only in the model.*can switch to prefix_affinity, sidecar_round_robin"),
         ("nonsense", "no arm 'nonsense'"),
+        ("smg_manual", "at a server without the hook .MODEL"),
         ("prefix_affinity:gap=1", "unknown field `gap`"),
         ("prefix_affinity:max_load_skew=0.5", ">= 1.0"),
         ("prefix_affinity:", "name=value"),

@@ -53,6 +53,7 @@ class Live:
             json=body | more,
             headers=headers,
             timeout=60,
+            stream=bool(more.get("stream")),
         )
 
     def rank_of(self, response: requests.Response) -> int:
