@@ -159,3 +159,10 @@ def test_distribution_declares_the_plugin() -> None:
     text = (ROOT / "pyproject.toml").read_text()
     assert 'dp_sidecar = "sglang_hook.plugin:register"' in text
     assert '[project.entry-points."sglang.srt.plugins"]' in text
+
+
+@pytest.mark.parametrize("path", sources("bench/model") + sources("bench/arms"), ids=name_of)
+def test_the_model_does_no_io_and_reads_no_clock(path: Path) -> None:
+    roots = {name.partition(".")[0] for name in imports(path)}
+    assert not roots & (IMPURE | {"sglang"})
+    assert not [name for name in imports(path) if name.startswith(("bench.live", "bench.simul"))]
