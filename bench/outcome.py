@@ -93,11 +93,7 @@ def summarize(outcome: Outcome, ttft_bound_ms: float = 2000.0) -> dict[str, Any]
     known = [row for row in good if row.cached_tokens >= 0]
     prompt = sum(row.prompt_tokens for row in known)
     cached = sum(row.cached_tokens for row in known)
-    # A live server may have grown since its ranks were counted.
-    uncached = [0] * max([outcome.ranks, *(row.rank + 1 for row in known)])
-    for row in known:
-        if row.rank >= 0:
-            uncached[row.rank] += row.prompt_tokens - row.cached_tokens
+    requests, uncached = _by_rank(outcome, good)
     streams = [
         (row.e2e_ms - row.ttft_ms) / (row.output_tokens - 1)
         for row in good
@@ -116,8 +112,33 @@ def summarize(outcome: Outcome, ttft_bound_ms: float = 2000.0) -> dict[str, Any]
         "uncached_max_over_mean": (
             max(uncached) * len(uncached) / sum(uncached) if sum(uncached) else None
         ),
+        "requests_by_rank": requests,
+        "uncached_by_rank": uncached,
+        "idle_by_rank": _idle_by_rank(outcome.samples),
         "idle_share": outcome.idle_share,
         "spills": outcome.spills,
         "fallbacks": outcome.fallbacks,
         "bypasses": outcome.bypasses,
     }
+
+
+def _by_rank(outcome: Outcome, rows: list[Row]) -> tuple[list[int], list[int]]:
+    """Requests and uncached prompt tokens of each rank, as far as they are known."""
+    # A live server may have grown since its ranks were counted.
+    size = max([outcome.ranks, *(row.rank + 1 for row in rows)])
+    requests, uncached = [0] * size, [0] * size
+    for row in rows:
+        if row.rank >= 0:
+            requests[row.rank] += 1
+            if row.cached_tokens >= 0:
+                uncached[row.rank] += row.prompt_tokens - row.cached_tokens
+    return requests, uncached
+
+
+def _idle_by_rank(samples: list[Sample]) -> list[float] | None:
+    """Share of the load samples with some request in which this rank had none; None: no sample."""
+    busy = [sample.requests for sample in samples if any(sample.requests)]
+    if not busy:
+        return None
+    # Ranks that came later are in some samples only, and left out.
+    return [sum(load == 0 for load in loads) / len(busy) for loads in zip(*busy, strict=False)]

@@ -80,7 +80,7 @@ class Pictures:
         self, label: str, size: tuple[float, float], paint: Callable[[Axes], None], **extra: float
     ) -> str:
         """size: inches at 72 points; label: for who cannot see it; extra: margins in inches."""
-        margins = {"left": 0.5, "right": 0.08, "top": 0.08, "bottom": 0.42, **extra}
+        margins = {"left": 0.5, "right": 0.16, "top": 0.08, "bottom": 0.42, **extra}
         width, height = size
         buffer = io.StringIO()
         with matplotlib.rc_context(STYLE):

@@ -39,10 +39,10 @@ def glance(comparisons: list[Comparison], which: Metric) -> str:
     """Every arm on every workload: one metric as a ratio to the baseline."""
     groups = grouped(comparisons)
     arms = list(dict.fromkeys(each.arm for each in comparisons if each.arm != each.baseline))
-    heads = [tag("th", text(workload)) for workload, _ in groups]
+    heads = [tag("th", arm_name(workload)) for workload, _ in groups]
     kinds = {kind for _, kind in groups}
     if len(kinds) > 1:
-        heads = [tag("th", text(w), tag("small", text(kind_label(k)))) for w, k in groups]
+        heads = [tag("th", arm_name(w), tag("small", text(kind_label(k)))) for w, k in groups]
     rows = [tag("tr", tag("th", "arm"), *heads)]
     for arm in arms:
         found = [next((c for c in group if c.arm == arm), None) for group in groups.values()]
