@@ -46,6 +46,8 @@ METRICS = (
     Metric("ttft_ms_p90", "TTFT p90", "ms", False),
     Metric("ttft_ms_p99", "TTFT p99", "ms", False),
     Metric("e2e_ms_mean", "E2E mean", "ms", False),
+    Metric("e2e_ms_p50", "E2E p50", "ms", False),
+    Metric("e2e_ms_p90", "E2E p90", "ms", False),
     Metric("e2e_ms_p99", "E2E p99", "ms", False),
     Metric("tpot_ms_mean", "TPOT mean", "ms", False),
     Metric("reuse", "reuse", "", True),

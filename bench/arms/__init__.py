@@ -42,6 +42,8 @@ def split_spec(spec: str) -> tuple[str, dict[str, str]]:
         key, equals, value = pair.partition("=")
         if not equals or not key:
             raise ArmError(f"arm {spec!r}: a parameter is written name=value, not {pair!r}")
+        if key in params:
+            raise ArmError(f"arm {spec!r}: {key} is given twice")
         params[key] = value
     return name, params
 

@@ -29,7 +29,7 @@ class Cluster:
     def __init__(self, spec: ServerSpec, *, shared_cache: bool = False) -> None:
         self.spec = spec
         self.times = StepTimes(spec.steps)
-        cache = None
+        cache, self._shared = None, shared_cache
         if shared_cache:
             cache = RadixCache(spec.ranks * spec.rank.cache_tokens // spec.rank.page_tokens)
         self.ranks = [Rank(spec.rank, cache) for _ in range(spec.ranks)]
@@ -100,7 +100,7 @@ class Cluster:
         if now < self.spec.stall_seconds:
             if not group.stalled:
                 group.stalled = True
-                self._at(self.spec.stall_seconds, self._begin, group)
+                self._at(self.spec.stall_seconds, self._wake, group)
         elif not group.steps:
             self._begin(group, now)
         elif group.steps > 1:
@@ -109,6 +109,10 @@ class Cluster:
             self._schedule(group)
 
     # Steps
+
+    def _wake(self, group: Group, now: float) -> None:
+        if not group.steps:
+            self._begin(group, now)
 
     def _begin(self, group: Group, now: float) -> None:
         """Start the next step of a group, or leave it idle."""
@@ -156,6 +160,9 @@ class Cluster:
                 self._sample_gap *= 2
 
     def _jump(self, group: Group) -> int:
+        if self._shared:
+            # What one rank stores the others find: never later than with the next step.
+            return 1
         alike = (
             self.ranks[rank].alike(work.prefill)
             for rank, work in zip(group.ids, group.works, strict=True)
@@ -184,6 +191,14 @@ class Cluster:
         if version == group.version:
             self._account(group, group.steps, now)
             self._begin(group, now)
+            if self._shared:
+                self._wake_waiting(now)
+
+    def _wake_waiting(self, now: float) -> None:
+        """Ranks of their own step that had no memory may have some now."""
+        for group in self.groups:
+            if not group.steps and any(self.ranks[rank].waiting for rank in group.ids):
+                self._begin(group, now)
 
     def _account(self, group: Group, steps: int, now: float) -> None:
         """`steps` steps of a group are over at `now`."""

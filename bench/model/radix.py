@@ -36,6 +36,8 @@ class RadixCache:
         self.root.locks = 1
         self.pages = 0
         self.pinned = 0
+        self.claimed: object = None
+        """The rank whose oldest request waits for memory, if ranks share it: it is served first."""
         self.reserved = 0
         """Tokens promised to requests and not held here as pages."""
         self._tick = 0
@@ -66,10 +68,15 @@ class RadixCache:
             node = child
         return at
 
-    def insert(self, pages: Sequence[Page]) -> Node:
-        """Cache all of `pages`; returns the last node. May exceed the capacity: evict before."""
+    def insert(self, pages: Sequence[Page], after: Node | None = None) -> Node:
+        """Cache `pages` after those that end with the locked node `after` (None: from the root on);
+        returns the last node. May exceed the capacity: evict before."""
         self._tick += 1
-        node, at = self._walk(pages)
+        above = after
+        while above is not None:
+            above.used = self._tick
+            above = above.parent
+        node, at = self._walk(pages, after)
         if at < len(pages):
             leaf = Node(pages[at:], node)
             node.children[pages[at]] = leaf
@@ -124,8 +131,8 @@ class RadixCache:
         """Pages that `evict` could free."""
         return self.pages - self.pinned
 
-    def _walk(self, pages: Sequence[Page]) -> tuple[Node, int]:
-        node, at, size = self.root, 0, len(pages)
+    def _walk(self, pages: Sequence[Page], after: Node | None = None) -> tuple[Node, int]:
+        node, at, size = after or self.root, 0, len(pages)
         while at < size:
             child = node.children.get(pages[at])
             if child is None:

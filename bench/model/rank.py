@@ -59,6 +59,7 @@ class Rank:
         """End a request of this rank between two steps; what is computed of it stays cached."""
         if request in self.waiting:
             self.waiting.remove(request)
+            self.cache.claimed = None
             self.waiting_tokens -= request.prompt_tokens
             self.waiting_uncached -= request.estimate
             return
@@ -145,8 +146,11 @@ class Rank:
         """
         if not prefill:
             return [], self._decode(steps)
-        if steps > 1 and self.chunked is not None:
-            self.chunked.done += (steps - 1) * self.spec.chunk_tokens
+        for _ in range(steps - 1):
+            # A node of the cache a chunk, as SGLang makes them: leaves are evicted whole.
+            (request,) = self.batch
+            self._store(request, request.done)
+            request.done += self.spec.chunk_tokens
         firsts, ended = [], []
         batch, self.batch = self.batch, []
         for request in batch:
@@ -219,6 +223,8 @@ class Rank:
     def _admit(self, request: Request) -> bool:
         """Match the cache and reserve memory; False if it does not fit now."""
         cache, page = self.cache, self.spec.page_tokens
+        if cache.claimed not in (None, self):
+            return False
         # SGLang always computes the last prompt token: its output is the first answer token.
         usable = (request.prompt_tokens - 1) // page
         node, matched = cache.match(request.pages[:usable])
@@ -227,7 +233,9 @@ class Rank:
         free = cache.capacity * page - cache.pages * page - cache.reserved
         if needed > free + cache.evictable * page:
             cache.unlock(node)
+            cache.claimed = self
             return False
+        cache.claimed = None
         if needed > free:
             cache.evict(-((free - needed) // page))
         request.node = node
@@ -244,7 +252,7 @@ class Rank:
         if pages * page <= request.stored:
             return
         cache = self.cache
-        node = cache.insert(self._pages(request, pages))
+        node = cache.insert(self._pages(request, pages)[request.stored // page :], request.node)
         cache.lock(node)
         if request.node is not None:
             cache.unlock(request.node)

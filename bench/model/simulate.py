@@ -18,7 +18,6 @@ def simulate(workload: Workload, arm: Arm, seed: int, server: ServerSpec) -> Out
     cluster = Cluster(server, shared_cache=arm.shared_cache)
     end = cluster.run(workload.make(seed), arm.make(cluster))
     rows = cluster.rows
-    knows = any(row.reason for row in rows)
     begun = min((row.at for row in rows), default=0.0)
     return Outcome(
         workload=workload.name,
@@ -30,7 +29,8 @@ def simulate(workload: Workload, arm: Arm, seed: int, server: ServerSpec) -> Out
         seconds=end - begun,
         samples=cluster.samples,
         idle_share=cluster.idle_share,
-        spills=sum(row.reason in SPILLS for row in rows) if knows else None,
-        fallbacks=sum(row.reason == "fallback" for row in rows) if knows else None,
-        bypasses=0 if knows else None,
+        # Arms that prefer no rank spill nothing.
+        spills=sum(row.reason in SPILLS for row in rows),
+        fallbacks=sum(row.reason == "fallback" for row in rows),
+        bypasses=0,
     )

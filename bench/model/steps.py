@@ -72,6 +72,12 @@ class StepTimes:
 
     def seconds(self, works: Sequence[Work | None]) -> float:
         """Duration of one step of ranks that step together; None: a rank with nothing to do."""
+        always, prefill, decode = self._parts(works)
+        # A small prefill beside a large decode batch is not faster than that batch alone.
+        return always + max(prefill, decode)
+
+    def _parts(self, works: Sequence[Work | None]) -> tuple[float, float, float]:
+        """Seconds that are always added, of the step as a prefill (0: none), of its decode."""
         params = self.params
         most = total = decoding = decoding_total = context = 0
         pairs, prefills = 0.0, False
@@ -88,17 +94,15 @@ class StepTimes:
                 decoding_total += tokens
                 decoding = max(decoding, tokens)
                 context = max(context, work.context)
-        seconds = params.overhead_ms / 1e3 + context * params.context_ns / 1e9 * params.decode_scale
-        decode = 0.0
+        always = params.overhead_ms / 1e3 + context * params.context_ns / 1e9 * params.decode_scale
+        prefill = decode = 0.0
         if decoding:
             even = self._even(decoding, decoding_total, len(works))
             decode = self._decode.at(even) * params.decode_scale
-        if not prefills:
-            return seconds + decode
-        even = self._even(most, total, len(works))
-        prefill = (self._prefill.at(even) + pairs * self._pair) * params.prefill_scale
-        # A small prefill beside a large decode batch is not faster than that batch alone.
-        return seconds + max(prefill, decode)
+        if prefills:
+            even = self._even(most, total, len(works))
+            prefill = (self._prefill.at(even) + pairs * self._pair) * params.prefill_scale
+        return always, prefill, decode
 
     def _even(self, most: int, total: int, ranks: int) -> float:
         """Tokens a rank of the even step that costs as much."""
@@ -123,6 +127,10 @@ class StepTimes:
                 steps = min(steps, 1 + (longest - context) // (tokens - grows))
         params = self.params
         seconds = grows * params.context_ns / 1e9 * params.decode_scale
+        if chunk:
+            _, prefill, decode = self._parts(works)
+            # Where decode takes longer, the growing prefill may pass it with any step.
+            steps = steps if prefill >= decode else 1
         return seconds + chunk * chunk * self._pair * params.prefill_scale, steps
 
 

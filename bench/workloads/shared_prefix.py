@@ -29,6 +29,9 @@ from bench.workloads.common import (
     shared_pages,
 )
 
+MOST_PROMPTS = 1_000_000
+"""They are shuffled as a whole, in memory."""
+
 
 class SharedPrefixParams(Params, frozen=True, kw_only=True):
     """Named as SGLang's flags without `gsp`; lengths in tokens."""
@@ -42,6 +45,10 @@ class SharedPrefixParams(Params, frozen=True, kw_only=True):
     ordered: bool = False
     concurrency: Count = 64
     rate: Rate | None = None
+
+    def __post_init__(self) -> None:
+        if self.num_groups * self.prompts_per_group > MOST_PROMPTS:
+            raise ValueError(f"num_groups * prompts_per_group: at most {MOST_PROMPTS:,}")
 
 
 class SharedPrefix:

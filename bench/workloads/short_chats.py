@@ -4,6 +4,8 @@ Every chat begins with the same short system prompt, as the chats of one assista
 prompt is the one before, its recorded answer and the next message; people think in between.
 """
 
+from itertools import accumulate
+
 from bench.workloads.base import Call, Script, Send, Source
 from bench.workloads.common import (
     CALLS,
@@ -76,7 +78,7 @@ class ShortChats:
         # Turns grow by 1/2 to 3/2 of the mean before they are scaled to end at `last`.
         weights = [random.uniform(0.5, 1.5) for _ in range(p.turns - 1)]
         scale = (p.last - p.first) / sum(weights) if weights else 0.0
-        lengths = [round(p.first + scale * sum(weights[:turn])) for turn in range(p.turns)]
+        lengths = [round(p.first + scale * grown) for grown in accumulate(weights, initial=0.0)]
         prompt = Prompt(1 + index, shared_pages(0, p.system), p.system)
         for turn, length in enumerate(lengths):
             prompt.grow(length - prompt.tokens)

@@ -286,6 +286,33 @@ def test_without_a_price_of_context_jumps_change_nothing(monkeypatch, arm):
     check_alike(*both_ways(monkeypatch, random_source, arm, server), rel=1e-6)
 
 
+@pytest.mark.parametrize("arm", ["round_robin", "prefix_affinity", "total_requests"])
+def test_jumps_change_nothing_where_caches_are_too_small(monkeypatch, arm):
+    """Leaves are evicted whole: chunks must be nodes of their own with jumps as without."""
+    server = spec(3, cache_tokens=16 * PAGE * 12, chunk_tokens=PAGE * 2)
+
+    def long_source(seed):
+        rng = random.Random(seed)
+        calls = []
+        for i in range(60):
+            size, group = rng.randint(10, 60), rng.randrange(4)
+            pages = [*range(group << 30, (group << 30) + 8), *range(i << 20, (i << 20) + size)]
+            calls.append(call(i, PAGE * len(pages), 8, pages=pages))
+        return closed(calls, 9)
+
+    jumped, stepped = both_ways(monkeypatch, long_source, arm, server)
+    assert sum(row.cached_tokens for row in stepped.rows) > 0
+    check_alike(jumped, stepped, rel=1e-6)
+
+
+def test_a_request_that_comes_as_the_start_stall_ends_is_served_once():
+    server = msgspec.structs.replace(spec(2), stall_seconds=1.0)
+    source = opened((0.5, call(1, 128, 8)), (1.0, call(2, 128, 8)), (1.0, call(3, 128, 8)))
+    rows, _, _ = serve(server, source, [0, 0, 1])
+    assert sorted(rows) == [1, 2, 3]
+    assert all(row.at + row.ttft_ms / 1e3 > 1.0 for row in rows.values())
+
+
 def test_an_arrival_elsewhere_adds_no_chunk_to_a_long_prompt():
     """A jump over chunks that an arrival cuts short goes on where it was."""
     found = []

@@ -55,7 +55,7 @@ class AgainstASet(RuleBasedStateMachine):
         self.used: dict[tuple[int, ...], int] = {}
         """When a prefix was last part of a match or an insertion."""
         self.near: dict[tuple[int, ...], int] = {}
-        """The same, or when what it continues was: SGLang renews the rest of a node it splits."""
+        """The same, or later: SGLang renews the rest of a node it splits, wherever that is."""
         self.now = 0
         self.locks: list[tuple[Node, tuple[int, ...]]] = []
 
@@ -67,7 +67,7 @@ class AgainstASet(RuleBasedStateMachine):
         for prefix in prefixes(pages):
             self.used[prefix] = self.near[prefix] = self.now
         for prefix in self.used:
-            if prefix[: len(pages)] == pages:
+            if prefix[:1] == pages[:1]:
                 self.near[prefix] = self.now
 
     @rule(pages=PROMPTS)
