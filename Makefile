@@ -35,8 +35,8 @@ format: venv
 	$(PYTHON_IN) -m ruff format .
 
 bench: venv
-	$(PYTHON_IN) -m bench.ab $(if $(FULL),--full) $(if $(TARGET),--target $(TARGET)) \
-	  $(if $(MODEL),--model $(MODEL)) $(if $(TRACES),--traces $(TRACES)) \
+	$(PYTHON_IN) -m bench.ab $(if $(FULL),--full) $(if $(TARGET),--target "$(TARGET)") \
+	  $(if $(MODEL),--model "$(MODEL)") $(if $(TRACES),--traces "$(TRACES)") \
 	  $(if $(SEEDS),--seeds $(SEEDS)) $(BENCH)
 
 bench-cost: venv

@@ -14,7 +14,9 @@ import os
 import shutil
 import signal
 import sys
+import traceback
 from collections.abc import Callable, Iterator
+from concurrent.futures.process import BrokenProcessPool
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import FrameType
@@ -23,7 +25,7 @@ from typing import Any
 from tqdm import tqdm
 
 from bench import plan, report, servers
-from bench.cells import Cell, Store, code_digest, run_cells
+from bench.cells import BadCell, Cell, Store, code_digest, run_cells
 from bench.html import write_report
 from bench.html.text import text_table
 from bench.live.drive import DriveError
@@ -39,8 +41,8 @@ OUT = Path("bench/out")
 SEEDS = 5
 TROUBLE = (TargetError, DriveError, ServerDied, ControlError)
 BAR = "{l_bar}{bar}| {elapsed} < {remaining}{postfix}"
-NEEDED_BYTES = 500 << 20
-"""A full run's rows take some 200 MB, its report a few; checked before anything runs."""
+NEEDED_BYTES = 1 << 30
+"""A full run's rows take some 300 MB, twice: by cell and in the report."""
 
 
 def arguments() -> argparse.ArgumentParser:
@@ -110,6 +112,8 @@ def _run(options: argparse.Namespace) -> int:
     workloads, notes = plan.available(tuple(options.workload or wanted), options.traces)
     for note in notes:
         print(note, file=sys.stderr)
+    if not workloads:
+        raise ValueError("nothing to run: no workload is left")
     cells = plan.cells(workloads, options.seeds or SEEDS, full=options.full)
     on_server = not (options.no_server or options.workload)
     if on_server:
@@ -130,7 +134,12 @@ def _run(options: argparse.Namespace) -> int:
 
     def outcomes() -> Iterator[Outcome]:
         # All workloads' seeds together, arms in the plan's order: how tables list them.
-        yield from (store.load(cell) for cell in sorted(done, key=lambda cell: cell.workload))
+        for cell in sorted(done, key=lambda cell: cell.workload):
+            try:
+                yield store.load(cell)
+            except BadCell as error:  # noqa: PERF203 - the others are reported without it
+                done.remove(cell)
+                notes.append(f"{error}; the same command runs it again")
         yield from live
 
     return _report(options, workloads, outcomes, notes, code)
@@ -162,10 +171,20 @@ def _report(
         print(f"bench: {note}", file=sys.stderr)
     # Tables first: they need no room on disk.
     print(text_table(compare_runs(map(Run.of, outcomes()), plan.BASELINE)))
-    folder = options.out / datetime.datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
-    path = write_report(folder, outcomes(), _about(workloads, options), notes)
+    path = write_report(_new_folder(options.out), outcomes(), _about(workloads, options), notes)
     print(f"report: {path}")
     return code
+
+
+def _new_folder(out: Path) -> Path:
+    """A folder named by the time; a second run in that second gets another."""
+    name = datetime.datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
+    for number in range(1, 1000):
+        folder = out / (name if number == 1 else f"{name}_{number}")
+        with contextlib.suppress(FileExistsError):
+            folder.mkdir(parents=True)
+            return folder
+    raise ValueError(f"{out}: no free name like {name}")
 
 
 def _virtual(
@@ -174,20 +193,27 @@ def _virtual(
     """Run the cells; returns those done in the plan's order, an exit code, and what ended it."""
     done: set[Cell] = set()
     code, why = 0, ""
-    with tqdm(total=sum(map(plan.seconds, cells)), desc="virtual time", bar_format=BAR) as bar:
+    with tqdm(total=sum(map(plan.weight, cells)), desc="virtual time", bar_format=BAR) as bar:
         try:
             for cell, kept in run_cells(cells, options.traces, store, options.jobs):
                 done.add(cell)
                 if kept:
                     # What was done before says nothing of how fast this run is.
-                    bar.total = (bar.total or 0) - plan.seconds(cell)
+                    bar.total = (bar.total or 0) - plan.weight(cell)
                 else:
-                    bar.update(plan.seconds(cell))
+                    bar.update(plan.weight(cell))
                 bar.set_postfix_str(f"{len(done)}/{len(cells)} runs, {cell.workload}")
         except KeyboardInterrupt:
             code, why = 130, "INTERRUPTED"
         except OSError as error:
             code, why = 74, f"STOPPED, {error.strerror or error}"
+        except BrokenProcessPool:
+            code, why = 70, "STOPPED, a worker was killed (out of memory? see --jobs)"
+        except ValueError:
+            raise
+        except Exception as error:  # noqa: BLE001 - what is measured must be reported
+            traceback.print_exc()
+            code, why = 70, f"STOPPED, {type(error).__name__}: {error}"
     return [cell for cell in cells if cell in done], code, why
 
 

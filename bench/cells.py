@@ -1,9 +1,11 @@
 """One run of the virtual model as data: what a pool of processes works through, and resumes."""
 
+import contextlib
 import gzip
 import hashlib
 import os
 import signal
+import zlib
 from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from functools import cache
@@ -12,6 +14,7 @@ from pathlib import Path
 import msgspec
 
 from bench.arms import make_arm
+from bench.live.children import die_with_parent
 from bench.model.server import ServerSpec
 from bench.model.simulate import simulate
 from bench.outcome import Outcome
@@ -77,6 +80,10 @@ def code_digest(root: Path) -> str:
     return digest.hexdigest()
 
 
+class BadCell(Exception):
+    """A stored cell cannot be read."""
+
+
 class Store:
     """Finished cells, a compressed file each; a file is there whole or not at all."""
 
@@ -99,7 +106,14 @@ class Store:
             half.unlink(missing_ok=True)
 
     def load(self, cell: Cell) -> Outcome:
-        return msgspec.json.decode(gzip.decompress(self.path(cell).read_bytes()), type=Outcome)
+        """Raises BadCell, after which the cell is no longer stored if it can be helped."""
+        path = self.path(cell)
+        try:
+            return msgspec.json.decode(gzip.decompress(path.read_bytes()), type=Outcome)
+        except (OSError, EOFError, zlib.error, msgspec.DecodeError, UnicodeDecodeError) as error:
+            with contextlib.suppress(OSError):
+                path.unlink()
+            raise BadCell(f"{path}: {error or type(error).__name__}") from None
 
 
 def run_cells(
@@ -130,6 +144,7 @@ def run_cells(
 
 
 def _in_worker() -> None:
+    die_with_parent(signal.SIGKILL)
     # Ctrl-C is the parent's to handle: it lets the cell under way end and cancels the rest.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 

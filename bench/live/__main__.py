@@ -10,6 +10,7 @@ keeps what was measured. Exit codes: 0; 1 the run broke off; 2 a wrong argument 
 import argparse
 import contextlib
 import json
+import math
 import signal
 import sys
 from collections.abc import Generator, Iterator, Sequence
@@ -66,14 +67,19 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise ValueError(text)
-    return number
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number of 1 or more")
+    return int(text)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     options = parser().parse_args(argv)
+    if options.json:
+        try:
+            Path(options.json).open("a", encoding="utf-8").close()
+        except OSError as error:
+            print(f"bench.live: --json {options.json}: {error.strerror}", file=sys.stderr)
+            return 2
     # `timeout` and a cancelled job end with SIGTERM: as with Ctrl-C, everything is put back.
     before = signal.signal(signal.SIGTERM, _interrupt)
     outcomes: list[Outcome] = []
@@ -100,7 +106,7 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 
 
 def _outcomes(options: argparse.Namespace) -> Generator[Outcome, None, None]:
-    if options.time_scale < 0 or options.request_seconds <= 0:
+    if not 0 <= options.time_scale < math.inf or not 0 < options.request_seconds < math.inf:
         raise WorkloadError("--time-scale is 0 or more, --request-seconds is more than 0")
     how = Options(
         time_scale=options.time_scale,

@@ -4,7 +4,7 @@ from typing import Any, TypeAlias
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from bench.live.target import TargetError, fetch, server_info
+from bench.live.target import TargetError, fetch, internal_states, server_info
 from sidecar.metrics import PREFIX
 
 Labels: TypeAlias = tuple[tuple[str, str], ...]
@@ -124,8 +124,7 @@ def engine_rise(
 
 def read_steps(url: str) -> dict[str, float] | None:
     """Seconds that simulated ranks spent in steps, all ranks together; None: not simulated."""
-    states = server_info(url).get("internal_states") or []
-    steps = [each["steps"] for each in states if isinstance(each, dict) and "steps" in each]
+    steps = [each["steps"] for each in internal_states(server_info(url)) if "steps" in each]
     names = ("seconds", "worked_seconds", "late_seconds")
     return {name: sum(each[name] for each in steps) for name in names} if steps else None
 

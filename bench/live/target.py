@@ -80,22 +80,36 @@ def inspect(url: str, vocabulary: int | None = None) -> Facts:
     except (KeyError, IndexError, TypeError):
         raise TargetError(f"GET {url}/v1/models: names no model") from None
     info = server_info(url)
-    states = [each for each in info.get("internal_states") or [] if isinstance(each, dict)]
-    first = states[0] if states else {}
-    settings = first.get("settings") or {}
-    simulated = bool(first.get("simulated"))
+    states = internal_states(info)
+    simulated = bool(states and states[0].get("simulated"))
+    settings = states[0].get("settings") or {} if simulated else {}
+    try:
+        told = msgspec.convert(settings, _Simulated)
+    except msgspec.ValidationError as error:
+        raise TargetError(f"{url}: settings of a simulated server: {error}") from None
     return Facts(
         url=url,
         model=model,
         simulated=simulated,
         # A simulated server of scale 0 does not sleep: its seconds are real ones.
-        time_scale=float(settings.get("time_scale") or 1.0) if simulated else 1.0,
-        journal=str(settings.get("journal") or "") if simulated else "",
+        time_scale=told.time_scale or 1.0,
+        journal=told.journal,
         cache_report=bool(info.get("enable_cache_report")),
         max_prompt=info.get("max_req_input_len"),
         vocabulary=vocabulary or _vocabulary(info.get("model_path")),
         about=_about(info, settings if simulated else None),
     )
+
+
+class _Simulated(msgspec.Struct):
+    time_scale: float = 1.0
+    journal: str = ""
+
+
+def internal_states(info: dict[str, Any]) -> list[dict[str, Any]]:
+    """What each scheduler tells of itself; whatever is no record is left out."""
+    states = info.get("internal_states")
+    return [each for each in states if isinstance(each, dict)] if isinstance(states, list) else []
 
 
 def server_info(url: str) -> dict[str, Any]:

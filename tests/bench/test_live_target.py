@@ -92,3 +92,13 @@ def test_a_cache_that_stays_busy(target):
     target.busy = 1000
     with pytest.raises(TargetError, match=r"cannot be flushed: .*HTTP 400"):
         flush(target.url, seconds=0.01, pause=0)
+
+
+@pytest.mark.parametrize(
+    "simulated", [{"simulated": True, "settings": "s"}, {"settings": {"time_scale": "x"}}]
+)
+def test_a_server_that_tells_nonsense_of_itself(simulated):
+    with FakeTarget() as target:
+        target.simulated = {"simulated": True, **simulated}
+        with pytest.raises(TargetError, match="settings of a simulated server"):
+            inspect(target.url)

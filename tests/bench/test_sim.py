@@ -131,7 +131,7 @@ def test_the_plan_can_be_made() -> None:
     assert set(plan.QUICK_WORKLOADS) <= set(plan.FULL_WORKLOADS)
     cells = plan.cells([TINY], 2, full=True)
     assert len(set(cells)) == len(cells)
-    assert all(plan.seconds(cell) > 0 for cell in cells)
+    assert all(plan.weight(cell) > 0 for cell in cells)
 
 
 def test_workloads_without_their_traces_are_skipped_with_a_sentence(tmp_path: Path) -> None:
@@ -226,3 +226,59 @@ def test_a_full_disk_keeps_and_reports_what_is_stored(
     assert "STOPPED, No space left on device: 1 of" in captured.err
     assert plan.MAIN_ARMS[0] in captured.out
     assert "STOPPED" in str(the_report(out)["notes"])
+
+
+@pytest.mark.parametrize("junk", [b"", b"\x1f\x8b", b"junk", None])
+def test_a_cell_file_that_cannot_be_read_costs_one_cell_and_is_run_again(
+    junk: bytes | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def damage(store: Store, cell: Cell, outcome: Outcome) -> None:
+        save(store, cell, outcome)
+        if cell.arm == "chbl":
+            data = store.path(cell).read_bytes()
+            store.path(cell).write_bytes(data[:-20] if junk is None else junk)
+
+    save = Store.save
+    monkeypatch.setattr(Store, "save", damage)
+    assert run_ab(monkeypatch, tmp_path) == 0
+    result = the_report(tmp_path)
+    assert isinstance(result["runs"], list)
+    assert {run["arm"] for run in result["runs"]} == set(plan.MAIN_ARMS) - {"chbl"}
+    assert "runs it again" in str(result["notes"])
+    monkeypatch.setattr(Store, "save", save)
+    assert run_ab(monkeypatch, tmp_path) == 0
+    notes = [
+        json.loads((each / "result.json").read_text())["notes"]
+        for each in tmp_path.iterdir()
+        if each.name != "cells"
+    ]
+    assert len(notes) == 2
+    assert [] in notes
+
+
+def test_a_killed_worker_ends_the_run_with_a_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def die(store: Store, cell: Cell, outcome: Outcome) -> None:
+        if cell.arm == "chbl":
+            os.kill(os.getpid(), 9)
+        save(store, cell, outcome)
+
+    save = Store.save
+    monkeypatch.setattr(Store, "save", die)
+    assert run_ab(monkeypatch, tmp_path) == 70
+    assert "a worker was killed" in str(the_report(tmp_path)["notes"])
+
+
+def test_two_runs_in_one_second_have_a_folder_each(tmp_path: Path) -> None:
+    folders = {ab._new_folder(tmp_path) for _ in range(3)}
+    assert len(folders) == 3
+
+
+def test_nothing_left_to_run_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["--out", str(tmp_path / "out"), "--traces", str(tmp_path), "--no-server"]
+    monkeypatch.setattr(sys, "argv", ["bench.ab", *arguments, "--workload", "mooncake"])
+    assert ab.main() == 2
+    assert "nothing to run" in capsys.readouterr().err
