@@ -193,16 +193,21 @@ def _virtual(
     """Run the cells; returns those done in the plan's order, an exit code, and what ended it."""
     done: set[Cell] = set()
     code, why = 0, ""
-    with tqdm(total=sum(map(plan.weight, cells)), desc="virtual time", bar_format=BAR) as bar:
+    kept = sum(plan.weight(cell) for cell in cells if store.path(cell).exists())
+    if kept:
+        print("runs kept from before, by the same code, are not run again", file=sys.stderr)
+    with tqdm(
+        total=sum(map(plan.weight, cells)),
+        initial=kept,
+        desc="virtual time",
+        bar_format=BAR,
+        mininterval=0.5 if sys.stderr.isatty() else 15.0,
+    ) as bar:
         try:
-            for cell, kept in run_cells(cells, options.traces, store, options.jobs):
+            for cell, was_kept in run_cells(cells, options.traces, store, options.jobs):
                 done.add(cell)
-                if kept:
-                    # What was done before says nothing of how fast this run is.
-                    bar.total = (bar.total or 0) - plan.weight(cell)
-                else:
-                    bar.update(plan.weight(cell))
-                bar.set_postfix_str(f"{len(done)}/{len(cells)} runs, {cell.workload}")
+                bar.set_postfix_str(f"{len(done)}/{len(cells)} runs, {cell.workload}", False)
+                bar.update(0 if was_kept else plan.weight(cell))
         except KeyboardInterrupt:
             code, why = 130, "INTERRUPTED"
         except OSError as error:
@@ -227,7 +232,18 @@ def _versions() -> dict[str, str]:
 
 def _about(workloads: list[str], options: argparse.Namespace) -> dict[str, Any]:
     described = {spec: make_workload(spec, options.traces).description for spec in workloads}
-    return {**report.machine(), **_versions(), "baseline": plan.BASELINE, "workloads": described}
+    seeds: dict[str, str] = {}
+    if not (options.target or options.model):
+        seeds["seeds"] = f"0 to {(options.seeds or SEEDS) - 1}"
+        if not (options.no_server or options.workload):
+            seeds["seeds"] += f"; on the server 0 to {servers.TWIN_SEEDS - 1}"
+    return {
+        **report.machine(),
+        **_versions(),
+        **seeds,
+        "baseline": plan.BASELINE,
+        "workloads": described,
+    }
 
 
 if __name__ == "__main__":

@@ -39,7 +39,8 @@ class Difference(msgspec.Struct, frozen=True):
     method: str
     """"paired t", "bootstrap" or "none"."""
     verdict: str
-    """"lower", "higher", "no difference" (the interval holds zero) or "unknown" (no interval)."""
+    """"lower", "higher", "no difference" (the interval of `mean` holds zero, or that of `ratio`
+    one: seeds that differ in size can part the two) or "unknown" (no interval)."""
 
 
 def paired(a: Sequence[float], b: Sequence[float], seed: int = 0) -> Difference:
@@ -60,6 +61,8 @@ def paired(a: Sequence[float], b: Sequence[float], seed: int = 0) -> Difference:
         ratio = math.exp(log)
         ratio_low = None if log_low is None else math.exp(log_low)
         ratio_high = None if log_high is None else math.exp(log_high)
+    if ratio_low is not None and ratio_high is not None and ratio_low <= 1 <= ratio_high:
+        verdict = "no difference"
     return Difference(len(a), mean, low, high, ratio, ratio_low, ratio_high, method, verdict)
 
 

@@ -23,7 +23,7 @@ from bench.statistics import METRICS, Run
 from bench.workloads import TRACES
 
 ARMS = (BASELINE, PR, "prefix_affinity", "least_waiting_uncached")
-WORKLOADS = ("published-16x32", "agentic", "agentic-trace-64", "short-chats")
+WORKLOADS = ("published-16x32", "agentic", "agentic-trace-64:sessions=120", "short-chats")
 VARIANTS = (
     (),
     ("steps.prefill_scale=0.5",),

@@ -11,11 +11,11 @@ from pathlib import Path
 from bench.live.ab import STOCK, policy_of, run_live
 from bench.live.cells import Options
 from bench.live.launch import SIMULATED, Launch, check_arm, run_model
+from bench.live.target import find_control
 from bench.outcome import Outcome
 from bench.plan import BASELINE, PR
 from bench.workloads import make_workload
-from sidecar.control import Control, control_path
-from sidecar.errors import ControlError
+from sidecar.control import Control
 
 SWITCHED = f"sidecar_{BASELINE}"
 """SGLang's baseline as the sidecar does it: a running server can be switched to it."""
@@ -59,9 +59,7 @@ def measure(options: argparse.Namespace) -> Iterator[Outcome]:
         (policy_of if options.target else check_arm)(arm)
     made = [make_workload(spec, options.traces) for spec in workloads(options)]
     if options.target:
-        path = control_path(options.endpoint, options.control)
-        if not path:
-            raise ControlError("the sidecar's control socket is not known: --endpoint or --control")
+        path = find_control(options.endpoint, options.control)
     for workload in made:
         if options.target:
             target, admin = options.target.rstrip("/"), options.admin.rstrip("/")

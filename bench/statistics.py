@@ -26,7 +26,8 @@ class Metric(msgspec.Struct, frozen=True):
     name: str
     label: str
     unit: str
-    more_is_better: bool
+    more_is_better: bool | None
+    """None: neither; it explains the others."""
 
     def of(self, summary: dict[str, Any]) -> float | None:
         """Its value; None where nothing is known. `ttft_ms_p50` is `ttft_ms`, `p50`."""
@@ -51,8 +52,8 @@ METRICS = (
     Metric("e2e_ms_p99", "E2E p99", "ms", False),
     Metric("tpot_ms_mean", "TPOT mean", "ms", False),
     Metric("reuse", "reuse", "", True),
-    Metric("uncached_max_over_mean", "uncached max/mean", "", False),
-    Metric("idle_share", "idle share", "", False),
+    Metric("uncached_max_over_mean", "uncached max/mean", "", None),
+    Metric("idle_share", "idle share", "", None),
 )
 COUNTS = ("requests", "failed", "spills", "fallbacks", "bypasses")
 

@@ -59,12 +59,17 @@ def make_arm(spec: str) -> Arm:
     try:
         checked = msgspec.convert(params, kind.Params, strict=False)
     except msgspec.ValidationError as error:
-        raise ArmError(f"arm {spec!r}: {error}") from None
+        raise ArmError(_explain(spec, error, kind.Params)) from None
 
     def make(cluster: Cluster) -> Chooser:
         return kind(cluster, checked)
 
     return Arm(spec, kind.shared_cache, make)
+
+
+def _explain(spec: str, error: Exception, params: type[msgspec.Struct]) -> str:
+    names = ", ".join(params.__struct_fields__) or "none"
+    return f"arm {spec!r}: {error}; its parameters: {names}"
 
 
 def _policy_arm(spec: str, name: str, params: dict[str, str]) -> Arm:
@@ -74,7 +79,7 @@ def _policy_arm(spec: str, name: str, params: dict[str, str]) -> Arm:
         )
         make_policy(name, typed)
     except (msgspec.ValidationError, ConfigError) as error:
-        raise ArmError(f"arm {spec!r}: {error}") from None
+        raise ArmError(_explain(spec, error, REGISTRY[name].Params)) from None
     return Arm(spec, shared_cache=False, make=partial(_choose_by_policy, name, typed))
 
 

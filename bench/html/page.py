@@ -18,12 +18,18 @@ APART = ("workloads",)
 """Keys of `about` that the header does not list."""
 HOW_TO_READ = (
     "Figures are means over seeds, ± their standard deviation between seeds. A seed fixes keys, "
-    "lengths and order for all arms, so each arm is compared with the baseline seed by seed; the "
-    f"interval holds 95 % (Student's t on the paired differences below {BOOTSTRAP_FROM} seeds, "
-    "bootstrap from there on) and the words are <em>no difference</em> where it holds zero. "
-    "Ratios (arm / baseline) are geometric means. <b>★</b> marks the best mean of a column, and "
-    "only if its interval against the baseline excludes zero; it says nothing against the second "
-    "best. Colours: <span class='better'>better</span>, <span class='worse'>worse</span>."
+    "lengths and order for all arms, so each arm is compared with the baseline seed by seed; "
+    f"the interval holds 95 % (Student's t on the paired differences below {BOOTSTRAP_FROM} seeds, "
+    "bootstrap from there on) and the words are <em>no difference</em> where it holds zero, or "
+    "where the interval of the ratio holds one. Ratios (arm / baseline) are geometric means. "
+    "<b>★</b> marks the best mean of a column among arms that a server can run (not oracle, "
+    "lmetric, least_waiting_uncached, which see every cache), and only if it differs from the "
+    "baseline; it says nothing against the second best. Reuse: cached share of prompt tokens. "
+    "Uncached max/mean: the rank with most uncached tokens against the mean of all. Idle share: "
+    "of the time in which some rank worked, a rank's share without work; both explain, and are "
+    "not judged. TTFT: to the first token; TPOT: between tokens; E2E: to the last. Goodput: "
+    "answers whose first token came within 2 s. Colours: <span class='better'>better</span>, "
+    "<span class='worse'>worse</span>."
 )
 
 

@@ -17,9 +17,10 @@ COLUMNS = (
 )
 SIGNS = {"better": "+", "worse": "-", "same": "=", "unknown": " "}
 EXPLAINED = (
-    "+ better, - worse, = no difference than/from {baseline}: 95 % interval of the paired "
-    "difference over seeds;\n* best mean, and its interval excludes zero. "
-    "TTFT/E2E/TPOT: means, and p50, p99 of TTFT."
+    "+ better, - worse, = no difference than/from the arm that the column TTFT / ... names: 95 % "
+    "intervals over seeds of the\npaired difference and of the ratio; * best mean of the arms that "
+    "a server can run, and different by that rule.\nTTFT/E2E/TPOT: means, and p50, p99 of TTFT. "
+    "Words: docs/bench.md."
 )
 
 
@@ -30,7 +31,7 @@ def text_table(comparisons: list[Comparison]) -> str:
         for (workload, kind), arms in grouped(comparisons).items()
     ]
     if parts:
-        parts.append(EXPLAINED.format(baseline=comparisons[0].baseline))
+        parts.append(EXPLAINED)
     return "\n\n".join(parts)
 
 

@@ -53,15 +53,24 @@ def good_or_bad(difference: Difference | None, metric: Metric) -> str:
         return "unknown"
     if difference.verdict == "no difference":
         return "same"
+    if metric.more_is_better is None:
+        return "same"
     return "better" if (difference.verdict == "higher") is metric.more_is_better else "worse"
+
+
+IDEAL = ("oracle", "lmetric", "least_waiting_uncached")
+"""Arms that see what no dispatcher can see: bounds, not candidates."""
 
 
 def best(comparisons: list[Comparison], metric: Metric) -> str | None:
     """The arm to mark: the best mean, if its interval against the baseline excludes zero.
 
     The baseline is marked where every other arm is worse than it by the same rule. Arms that lack
-    seeds (an interrupted run) do not compete: their mean is over other work.
+    seeds (an interrupted run) do not compete: their mean is over other work; nor do IDEAL ones.
     """
+    if metric.more_is_better is None:
+        return None
+    comparisons = [each for each in comparisons if each.arm.partition(":")[0] not in IDEAL]
     whole = max((each.seeds for each in comparisons), key=len, default=[])
     known = [(f.mean, c) for c in comparisons if c.seeds == whole and (f := c.figures[metric.name])]
     if len(known) < 2:

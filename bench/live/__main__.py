@@ -27,14 +27,14 @@ from bench.live.apis import APIS
 from bench.live.cells import CLIENTS, Options
 from bench.live.drive import DriveError
 from bench.live.launch import Launch, check_arm, run_model
-from bench.live.target import TargetError
+from bench.live.target import TargetError, find_control
 from bench.outcome import Outcome, summarize
 from bench.simulated.launch import ServerDied
 from bench.workloads import TRACES, Workload, WorkloadError, make_workload
-from sidecar.control import Control, control_path
-from sidecar.errors import ControlError
+from sidecar.control import Control
+from sidecar.errors import ConfigError, ControlError
 
-USAGE = (ArmError, WorkloadError, TargetError, ControlError)
+USAGE = (ArmError, WorkloadError, TargetError, ControlError, ConfigError)
 LATE_SHARE = 0.05
 BROKEN = (DriveError, ServerDied, TimeoutError, OSError)
 
@@ -123,9 +123,7 @@ def _outcomes(options: argparse.Namespace) -> Generator[Outcome, None, None]:
 
 
 def _at_target(options: argparse.Namespace, workload: Workload, how: Options) -> Iterator[Outcome]:
-    path = control_path(options.endpoint, options.control)
-    if not path:
-        raise ControlError("the sidecar's control socket is not known: --control or --endpoint")
+    path = find_control(options.endpoint, options.control)
     seeds = range(1, options.seeds + 1)
     target, admin = options.target.rstrip("/"), options.admin.rstrip("/")
     return run_live(

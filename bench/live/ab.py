@@ -54,6 +54,8 @@ def _refusal(name: str) -> str:
         return f"SGLang's own {name} is fixed at its start (MODEL=... starts servers for it); {can}"
     if is_peer(name):
         return f"{name} is measured at a server without the hook (MODEL=... starts it); {can}"
+    if name.startswith("smg_"):
+        return f"gateways are started with their server (MODEL=...); {can}"
     if name in ARMS:
         return f"there is no such policy in the sidecar, only in the model (bench.sim); {can}"
     return f"no arm {name!r}; {can}"

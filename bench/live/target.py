@@ -3,6 +3,7 @@
 import contextlib
 import http.client
 import json
+import os
 import time
 import urllib.error
 import urllib.request
@@ -11,7 +12,8 @@ from typing import Any, Protocol
 
 import msgspec
 
-from sidecar.control import PolicyState
+from sidecar import config
+from sidecar.control import PolicyState, control_path
 
 ATTEMPTS = 10
 """Requests in which a hook must have asked: it tries a silent sidecar every 5 s at most."""
@@ -104,6 +106,21 @@ def inspect(url: str, vocabulary: int | None = None) -> Facts:
 class _Simulated(msgspec.Struct):
     time_scale: float = 1.0
     journal: str = ""
+
+
+def find_control(endpoint: str, control: str) -> str:
+    """Path of the control socket: as given, else by environment, else where a sidecar has it.
+
+    Raises TargetError where the endpoint has none, ConfigError for a bad variable.
+    """
+    flags = {
+        name: value for name, value in (("--endpoint", endpoint), ("--control", control)) if value
+    }
+    serve = config.load(None, os.environ, flags).serve
+    path = control_path(serve.endpoint, serve.control)
+    if not path:
+        raise TargetError(f"a sidecar at {serve.endpoint} has a control socket only with --control")
+    return path
 
 
 def internal_states(info: dict[str, Any]) -> list[dict[str, Any]]:

@@ -88,7 +88,7 @@ class Agentic:
             f"{p.output_min:,}-{p.output_max:,}, think time {p.think:g} s (exponential), 1 to "
             f"{SUB_AGENTS} sub-agents of {p.subagent_turns:,} turns after {p.subagents:.0%} of the "
             f"turns, key: the session's, sub-agents: {p.subagent_keys}; "
-            f"{pace(p.concurrency, p.rate, 'sessions')}."
+            f"{pace(p.concurrency, p.rate, 'sessions', p.sessions)}."
         )
 
     def make(self, seed: int) -> Source:

@@ -104,8 +104,8 @@ def loop(
     return Source(((0.0, script) for script in scripts), concurrency)
 
 
-def pace(concurrency: int, rate: float | None, what: str) -> str:
-    """How `loop` sends, for a description."""
+def pace(concurrency: int, rate: float | None, what: str, of: int) -> str:
+    """How `loop` sends `of` scripts, for a description."""
     if rate is None:
-        return f"closed loop, {concurrency:,} {what} at a time"
+        return f"closed loop, {min(concurrency, of):,} {what} at a time"
     return f"open loop, Poisson, {rate:g} {what} a second"

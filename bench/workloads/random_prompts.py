@@ -51,7 +51,7 @@ class RandomPrompts:
         self.description = (
             f"{p.requests:,} prompts that share nothing, {p.prompt_min:,}-{p.prompt_max:,} tokens, "
             f"output {p.output_min:,}-{p.output_max:,}; {keys}; "
-            f"{pace(p.concurrency, p.rate, 'requests')}."
+            f"{pace(p.concurrency, p.rate, 'requests', p.requests)}."
         )
 
     def make(self, seed: int) -> Source:

@@ -60,12 +60,13 @@ class SharedPrefix:
         self.name = name
         self.params = p = params
         keys = "one key a group" if p.send_routing_key else "no keys"
+        prompts = p.num_groups * p.prompts_per_group
         order = "group after group" if p.ordered else "shuffled"
         self.description = (
             f"{p.num_groups:,} groups of {p.prompts_per_group:,} prompts: system prompt of "
             f"{p.system_prompt_len:,} tokens, question {p.question_len:,}, "
             f"output {p.output_len:,}; "
-            f"{keys}, {order}; {pace(p.concurrency, p.rate, 'requests')}."
+            f"{keys}, {order}; {pace(p.concurrency, p.rate, 'requests', prompts)}."
         )
 
     def make(self, seed: int) -> Source:

@@ -60,7 +60,7 @@ class ShortChats:
             f"{p.chats:,} chats of {p.turns:,} turns without keys, prompts growing from "
             f"{p.first:,} to {p.last:,} tokens (system prompt {p.system:,}), output "
             f"{p.output_min:,}-{p.output_max:,}, think time {p.think:g} s (exponential); "
-            f"{pace(p.concurrency, p.rate, 'chats')}."
+            f"{pace(p.concurrency, p.rate, 'chats', p.chats)}."
         )
 
     def make(self, seed: int) -> Source:

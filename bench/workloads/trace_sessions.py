@@ -85,7 +85,7 @@ class TraceSessions:
             f"{p.max_context:,} tokens of context, think times up to {p.max_think:g} s, "
             f"sessions with equal tool and system prompt lengths assumed to share them, "
             f"key: the session's, sub-agents: {p.subagent_keys}; "
-            f"{pace(p.concurrency, p.rate, 'sessions')}."
+            f"{pace(p.concurrency, p.rate, 'sessions', self._count)}."
         )
 
     def make(self, seed: int) -> Source:
