@@ -17,8 +17,7 @@ class PrefixAffinityParams(msgspec.Struct, forbid_unknown_fields=True, frozen=Tr
     """Parameters; the defaults are those of the PR, but for `min_load_gap`.
 
     A skew alone calls two requests on an idle server an overload: it would tear n=4 samples of one
-    prompt apart, and a cache model of recorded agentic sessions
-    (not one of ours yet) has it spill 15% where a gap of 4 spills 0.7%.
+    prompt apart, and throws caches away: docs/results.md has the sweep of both over 16 workloads.
     """
 
     max_load_skew: Annotated[
