@@ -34,12 +34,12 @@ from bench.outcome import Outcome
 from bench.simulated.launch import ServerDied
 from bench.statistics import Run, compare_runs
 from bench.workloads import TRACES, make_workload
-from sidecar.errors import ControlError
+from sidecar.errors import SidecarError
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 OUT = Path("bench/out")
 SEEDS = 5
-TROUBLE = (TargetError, DriveError, ServerDied, ControlError)
+TROUBLE = (TargetError, DriveError, ServerDied, SidecarError)
 BAR = "{l_bar}{bar}| {elapsed} < {remaining}{postfix}"
 NEEDED_BYTES = 1 << 30
 """A full run's rows take some 300 MB, twice: by cell and in the report."""

@@ -7,7 +7,6 @@ the others, which the outcomes say (`more.relaunched`).
 
 import contextlib
 import os
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -53,18 +52,7 @@ class RealServer(SimulatedServer):
         options += ["--dp-size", size, "--tp-size", size, "--enable-dp-attention"]
         options += ["--enable-cache-report", "--enable-metrics", *args]
         self._command = [sys.executable, "-m", "sglang.launch_server", *options]
-
-    def start(self) -> None:
-        with self.log_path.open("ab") as log:
-            self._process = subprocess.Popen(
-                self._command,
-                env=self._environment,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-                preexec_fn=die_with_parent,
-            )
+        self._before_exec = die_with_parent
 
 
 @contextlib.contextmanager

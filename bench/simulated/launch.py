@@ -73,6 +73,7 @@ class SimulatedServer:
         search = {"PYTHONPATH": os.pathsep.join(path for path in paths if path)}
         self._environment = {**os.environ, **(env or {}), **search}
         self._process: subprocess.Popen[bytes] | None = None
+        self._before_exec: Callable[[], None] | None = None
 
     def start(self) -> None:
         with self.log_path.open("ab") as log:
@@ -83,6 +84,7 @@ class SimulatedServer:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
+                preexec_fn=self._before_exec,
             )
 
     def wait_ready(

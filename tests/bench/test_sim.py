@@ -282,3 +282,13 @@ def test_nothing_left_to_run_is_an_error(
     monkeypatch.setattr(sys, "argv", ["bench.ab", *arguments, "--workload", "mooncake"])
     assert ab.main() == 2
     assert "nothing to run" in capsys.readouterr().err
+
+
+def test_a_bad_setting_of_the_sidecar_is_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("DP_SIDECAR_ADMIN_PORT", "x")
+    arguments = ["--target", "http://127.0.0.1:1", "--out", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", ["bench.ab", *arguments])
+    assert ab.main() == 2
+    assert "admin.port" in capsys.readouterr().err
