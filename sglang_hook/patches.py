@@ -175,6 +175,10 @@ def _attach_scheduler(module: ModuleType) -> None:
     scheduler = _seam(module, "Scheduler")
     _seam(scheduler, "publish_load_snapshot")
     _wrap(scheduler, "process_input_requests", _reporting)
+    if hasattr(scheduler, "flush_cache"):  # loads are worth reporting without it
+        # On the class: a scheduler hands its bound method out while it is made, to what answers
+        # /flush_cache and to weight updates.
+        _wrap(scheduler, "flush_cache", _counting_flush)
 
 
 def _reporting(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -189,6 +193,17 @@ def _reporting(original: Callable[..., Any]) -> Callable[..., Any]:
                 seam.step(recv_reqs)
 
     return process_input_requests
+
+
+def _counting_flush(original: Callable[..., Any]) -> Callable[..., Any]:
+    def flush_cache(self: Any, *args: Any, **kwargs: Any) -> Any:
+        emptied = original(self, *args, **kwargs)
+        seam = self.__dict__.get("_dp_sidecar")
+        if seam is not None:
+            seam.flushed(emptied)
+        return emptied
+
+    return flush_cache
 
 
 def _scheduler_seam(scheduler: Any) -> Any:

@@ -24,6 +24,24 @@ class Tokens(NamedTuple):
     waiting_uncached_tokens: int = 0
 
 
+class Sample(NamedTuple):
+    """What a scheduler holds at one moment, and what it has done since its start."""
+
+    running: int = 0
+    """Requests, a batch in prefill included."""
+    waiting: int = 0
+    """Requests."""
+    received: int = 0
+    """Requests taken in by that moment."""
+    prefilling_tokens: int = 0
+    """Tokens still to be computed of the prompt that is prefilled in chunks; the chunk under way
+    counts as computed."""
+    admitted_tokens: int = 0
+    """Prompt tokens of all requests whose prefill began."""
+    cached_tokens: int = 0
+    """Of those, tokens that were found in the prefix cache."""
+
+
 class Reporter:
     """Reports of one DP rank, at most one an interval, at least one a heartbeat.
 
@@ -48,6 +66,9 @@ class Reporter:
         self.epoch = time.time_ns()
         self.received = 0
         self.received_tokens = 0
+        self.admitted_tokens = 0
+        self.cached_tokens = 0
+        self.flushes = 0
         self.tokens = Tokens()
         self._seq = 0
         self._sent_at = float("-inf")
@@ -59,6 +80,18 @@ class Reporter:
         self.received += 1
         self.received_tokens += tokens
 
+    def admit(self, tokens: int, cached: int) -> None:
+        """Account a request whose prefill has begun: its prompt tokens, and those found cached."""
+        found = min(max(0, cached), tokens)
+        # Only now, so that what is no number leaves both as they are.
+        self.admitted_tokens += tokens
+        self.cached_tokens += found
+
+    def flush(self) -> None:
+        """Account that the prefix cache was emptied; a report is due at once."""
+        self.flushes += 1
+        self._sent_at = float("-inf")
+
     def due(self, state: object) -> bool:
         """Whether to sample now. `state`: anything cheap that changes when the queues change."""
         elapsed = self.clock() - self._sent_at
@@ -66,11 +99,8 @@ class Reporter:
             return False
         return elapsed >= self.heartbeat or (state, self.received) != self._sent_state
 
-    def push(self, state: object, running: int, waiting: int, received: int) -> bool:
-        """Send a report; False if nobody takes it, and the next `due` tries again.
-
-        received: requests received by the time at which running and waiting were counted.
-        """
+    def push(self, state: object, sample: Sample) -> bool:
+        """Send a report; False if nobody takes it, and the next `due` tries again."""
         self._sent_at = self.clock()
         self._seq += 1
         report = wire.LoadReport(
@@ -79,11 +109,17 @@ class Reporter:
             self.rank,
             self.epoch,
             self._seq,
-            received,
+            sample.received,
             self.tokens.received_tokens,
-            running,
-            waiting,
+            sample.running,
+            sample.waiting,
             *self.tokens[1:],
+            sample.prefilling_tokens,
+            sample.admitted_tokens,
+            sample.cached_tokens,
+            # Not the sample's: a cache is emptied while no request holds any of it, so there is
+            # no figure that a younger count could contradict, and the news must not wait.
+            self.flushes,
         )
         try:
             self._peer.socket().send(wire.encode(report), zmq.NOBLOCK)

@@ -1,6 +1,12 @@
 """Stands between SGLang's Scheduler and our Reporter.
 
 What SGLang calls contains its own errors: it logs the first and lets SGLang go on as without us.
+
+What the engine found in its prefix cache is read from the batches that it prefilled. The event
+loops (but that of --enable-pdmux) show a batch as `last_batch` at one step at least, before any
+request is filtered out of it: the step after its launch. Under overlap it may still run then, but
+what it found is decided before the launch. (A pause in mode `retract` hides a batch; its requests
+are seen when they are prefilled again.)
 """
 
 import logging
@@ -8,11 +14,14 @@ from itertools import chain
 from typing import Any
 
 from sglang_hook.reading import instance_name, size
-from sglang_hook.reporter import Reporter, Tokens
+from sglang_hook.reporter import Reporter, Sample, Tokens
 from sglang_hook.settings import Settings
 from sidecar.wire import report_endpoint
 
 logger = logging.getLogger("sglang_hook")
+
+# On a request that was counted. It goes with the request, unlike a set of ids of ours.
+_COUNTED = "_dp_sidecar_counted"
 
 
 class SchedulerSeam:
@@ -29,10 +38,12 @@ class SchedulerSeam:
             settings.heartbeat_ms / 1000,
         )
         self._failed = False
+        self._blind = False
+        """Whether what prefill found could not be read once; the load is reported all the same."""
         # PD disaggregation has queues of its own; there SGLang's snapshot is the truth.
         mode = getattr(scheduler, "disaggregation_mode", None)
         self._own_sample = getattr(mode, "name", "NULL") == "NULL"
-        self._snapshot, self._received_at_snapshot = (0, 0), 0
+        self._snapshot = Sample()
         self._listen(writer)
 
     def step(self, recv_reqs: Any) -> None:
@@ -40,19 +51,19 @@ class SchedulerSeam:
         try:
             for req in recv_reqs or ():
                 self._count(req)
-            scheduler = self.scheduler
-            state = (len(scheduler.waiting_queue), len(scheduler.running_batch.reqs))
-            if not self._own_sample:
-                state = self._snapshot
+            self._see_prefill()
+            state = self._state() if self._own_sample else self._snapshot
             if self.reporter.due(state):
-                if self._own_sample:
-                    self.reporter.push(state, *self._sample(), self.reporter.received)
-                else:
-                    self.reporter.push(state, *self._snapshot, self._received_at_snapshot)
+                self.reporter.push(state, self._sample() if self._own_sample else self._snapshot)
         except Exception as error:
             if not self._failed:
                 self._failed = True
                 logger.error("dp_sidecar: the load is not reported", exc_info=error)
+
+    def flushed(self, emptied: Any) -> None:
+        """After SGLang's flush_cache; `emptied` is its answer, false where requests forbade it."""
+        if emptied:
+            self.reporter.flush()
 
     def _count(self, req: Any) -> None:
         kind = type(req).__name__
@@ -62,7 +73,60 @@ class SchedulerSeam:
             for one in req.batch:
                 self.reporter.count(size(one))
 
-    def _sample(self) -> tuple[int, int]:
+    def _see_prefill(self) -> None:
+        """Count the requests of the batch run last, if their prefill began with it.
+
+        Once each: not again with a later chunk, nor when a retracted request is prefilled anew.
+        """
+        try:
+            scheduler = self.scheduler
+            batch = scheduler.last_batch
+            # Whoever decodes was seen in prefill: this is all that a decode step pays.
+            if batch is None or batch is scheduler.running_batch or not _extends(batch):
+                return
+            for req in batch.reqs:
+                if not getattr(req, _COUNTED, False):
+                    setattr(req, _COUNTED, True)
+                    self.reporter.admit(len(req.origin_input_ids), req.cached_tokens)
+        except Exception as error:
+            if not self._blind:
+                self._blind = True
+                logger.error("dp_sidecar: no prefix cache figures", exc_info=error)
+
+    def _prefilling(self) -> int:
+        """Tokens that the prompt in chunks lacks beyond the chunk under way; 0: there is none."""
+        try:
+            chunked = self.scheduler.chunked_req
+            return 0 if chunked is None else _rest(chunked)
+        except Exception as error:
+            if not self._blind:
+                self._blind = True
+                logger.error("dp_sidecar: no figure of the prompt in chunks", exc_info=error)
+            return 0
+
+    def _state(self) -> tuple[int, ...]:
+        """What, when it changes, makes a report due."""
+        scheduler = self.scheduler
+        return (
+            len(scheduler.waiting_queue),
+            len(scheduler.running_batch.reqs),
+            self.reporter.admitted_tokens,
+            self._prefilling(),
+        )
+
+    def _sample_of(self, running: int, waiting: int) -> Sample:
+        """These requests, and our own figures of the same moment."""
+        reporter = self.reporter
+        return Sample(
+            running,
+            waiting,
+            reporter.received,
+            self._prefilling(),
+            reporter.admitted_tokens,
+            reporter.cached_tokens,
+        )
+
+    def _sample(self) -> Sample:
         """Unfinished requests that run (a batch in prefill included), and that wait.
 
         SGLang's own snapshot leaves out the batch that was just prefilled: it joins the running
@@ -85,7 +149,7 @@ class SchedulerSeam:
         running = len({id(req) for req in reqs if not req.finished()})
         grammar = getattr(scheduler, "grammar_manager", None)
         compiling = len(grammar.grammar_queue) if grammar is not None else 0
-        return running, len(scheduler.waiting_queue) + compiling
+        return self._sample_of(running, len(scheduler.waiting_queue) + compiling)
 
     def _listen(self, writer: Any) -> None:
         """Take the token figures from the snapshots that SGLang writes anyway."""
@@ -95,8 +159,9 @@ class SchedulerSeam:
             try:
                 # What was received by now is in these figures; what comes later is in flight to
                 # them, or a long prefill would hide it.
-                self._snapshot = (snapshot.num_running_reqs, snapshot.num_waiting_reqs)
-                self._received_at_snapshot = self.reporter.received
+                self._snapshot = self._sample_of(
+                    snapshot.num_running_reqs, snapshot.num_waiting_reqs
+                )
                 self.reporter.tokens = Tokens(
                     self.reporter.received_tokens,
                     max(0, int(snapshot.num_total_tokens)),
@@ -117,3 +182,13 @@ def _extends(batch: Any) -> bool:
     """Whether a batch that was run last is a prefill, which the running batch lacks as yet."""
     mode = getattr(batch, "forward_mode", None)
     return batch is not None and (mode is None or mode.is_extend())
+
+
+def _rest(req: Any) -> int:
+    """Tokens of a request's prompt beyond those computed or being computed.
+
+    After a retraction the answer so far is part of it.
+    """
+    # 0.5.23; before, a range. Neither is set between a retraction and the next prefill.
+    end = req.extend_end if hasattr(req, "extend_end") else getattr(req.extend_range, "end", 0)
+    return max(0, int(req.seqlen) - (end or 0))

@@ -6,8 +6,10 @@ vectors. Nothing here depends on Python's `hash()`, which differs between proces
 
 import sys
 from array import array
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
-from itertools import repeat
+from functools import lru_cache
+from itertools import pairwise, repeat
 from typing import Any
 
 from xxhash import xxh3_64_intdigest, xxh3_128_digest
@@ -86,21 +88,44 @@ def prefix_hash(tokens: Iterable[int], count: int, namespace: int = 0) -> int | 
     return xxh3_64_intdigest(data, PREFIX_SEED ^ namespace)
 
 
+@lru_cache(maxsize=16)
+def block_ends(block_tokens: int, max_blocks: int, growth: int = 0) -> tuple[int, ...]:
+    """Token position at which each block ends, ascending. Shape (max_blocks,); () without blocks.
+
+    growth: a block is as long as the growth-th part of what precedes it, rounded down to whole
+    `block_tokens`, and at least one of them; 0: all are equal.
+    """
+    if not block_tokens:
+        return ()
+    ends: list[int] = []
+    end = 0
+    for _ in range(max_blocks):
+        end += block_tokens * (max(1, end // (block_tokens * growth)) if growth else 1)
+        ends.append(end)
+    return tuple(ends)
+
+
 def block_hashes(
-    tokens: Iterable[int], block_tokens: int, max_blocks: int, namespace: int = 0
+    tokens: Sequence[int], block_tokens: int, max_blocks: int, namespace: int = 0, growth: int = 0
 ) -> list[int]:
-    """Chained hashes of the leading full blocks: two prompts share the first k exactly if they
-    share the first k * block_tokens tokens and the namespace. Shape (<= max_blocks,)."""
-    data = memoryview(token_bytes(tokens, block_tokens * max_blocks))
-    step = 8 * block_tokens
-    if not step:
+    """Chained hashes of the leading full blocks that `block_ends` tells: two prompts share the
+    first k exactly if they share the tokens up to end k and the namespace. Shape (<= max_blocks,).
+    """
+    ends = block_ends(block_tokens, max_blocks, growth)
+    full = bisect_right(ends, len(tokens))
+    if not full:
         return []
-    chained: list[int] = []
+    data = memoryview(token_bytes(tokens, ends[full - 1]))
     seed = BLOCK_SEED ^ namespace
-    for end in range(step, len(data) + 1, step):
-        seed = xxh3_64_intdigest(data[end - step : end], seed)
-        chained.append(seed)
-    return chained
+    slices = _block_slices(block_tokens, max_blocks, growth)
+    return [seed := xxh3_64_intdigest(data[block], seed) for block in slices[:full]]
+
+
+@lru_cache(maxsize=16)
+def _block_slices(block_tokens: int, max_blocks: int, growth: int) -> tuple[slice, ...]:
+    """Where each block stands in `token_bytes`; made once, it is a fifth of the cost."""
+    ends = block_ends(block_tokens, max_blocks, growth)
+    return tuple(slice(8 * begin, 8 * end) for begin, end in pairwise((0, *ends)))
 
 
 def token_bytes(tokens: Any, count: int) -> bytes | memoryview:

@@ -59,6 +59,14 @@ class RequestFacts(Struct, array_like=True, gc=False):
     """Milliseconds since then; -1: unknown."""
 
 
+class Past(Struct, array_like=True, gc=False):
+    """A dispatch that this sidecar did not decide: before it started, or while it was away."""
+
+    facts: RequestFacts
+    rank: Rank
+    age_ms: Count
+
+
 class Query(Struct, array_like=True, tag="query", gc=False):
     """Hook -> sidecar: choose a rank for each request. No request: a greeting or a probe."""
 
@@ -81,6 +89,8 @@ class Query(Struct, array_like=True, tag="query", gc=False):
     """Requests left to SGLang on purpose since `epoch`, by cause; null: as said before."""
     about: About | None = None
     """Versions and settings of the hook; sent on connecting."""
+    history: Annotated[list[Past], Meta(max_length=MAX_BATCH)] = []
+    """Past dispatches, if the last reply wanted some; a part with each query, the newest first."""
 
 
 class Want(Struct, array_like=True, gc=False, frozen=True):
@@ -93,6 +103,11 @@ class Want(Struct, array_like=True, gc=False, frozen=True):
     block_tokens: Annotated[int, Meta(ge=0, le=1 << 20)] = 0
     """Tokens of a block of the chained hashes; 0: none."""
     max_blocks: Annotated[int, Meta(ge=0, le=MAX_BLOCKS)] = 0
+    block_growth: Annotated[int, Meta(ge=0, le=1 << 20)] = 0
+    """n: a block is as long as the n-th part of what precedes it, rounded down to whole
+    block_tokens, and at least one; 0: all are equal."""
+    history: Annotated[int, Meta(ge=0, le=1 << 20)] = 0
+    """How many past dispatches a sidecar that knows none of them wants to be told."""
 
 
 class Reply(Struct, array_like=True, tag="reply", gc=False):
@@ -140,6 +155,14 @@ class LoadReport(Struct, array_like=True, tag="load", gc=False):
     capacity_tokens: Count = 0
     max_running: Count = 0
     waiting_uncached_tokens: Count = 0
+    prefilling_tokens: Count = 0
+    """Prompt tokens still to be computed of the request whose prefill is under way in chunks."""
+    admitted_tokens: Count = 0
+    """Prompt tokens of all requests whose prefill began since `epoch`."""
+    cached_tokens: Count = 0
+    """Of those, tokens that were found in the prefix cache."""
+    flushes: Count = 0
+    """How often the prefix cache was emptied since `epoch`."""
 
 
 # Causes of a refused or dropped message, equal to the metric label.
@@ -161,7 +184,8 @@ _report = msgspec.msgpack.Decoder(LoadReport)
 _answer = msgspec.msgpack.Decoder(Reply | Refusal)
 
 _KINDS: tuple[type[Struct], ...] = (Query, Reply, Refusal, LoadReport)
-_NESTED: dict[str, type[Struct]] = {"requests": RequestFacts}
+_LISTS: dict[str, type[Struct]] = {"requests": RequestFacts, "history": Past}
+_STRUCTS: dict[str, type[Struct]] = {"want": Want, "facts": RequestFacts}
 
 encode = _encoder.encode
 T = TypeVar("T", Query, LoadReport, Reply | Refusal)
@@ -226,9 +250,8 @@ def _name_fields(text: str, kind: object) -> str:
         if fields and step.isdecimal() and int(step) < len(fields):
             field = fields[int(step)]
             name += f".{field}" if name else field
-            nested, fields = _NESTED.get(field), ()
-            if field == "want":
-                fields = Want.__struct_fields__
+            nested, inner = _LISTS.get(field), _STRUCTS.get(field)
+            fields = inner.__struct_fields__ if inner else ()
         else:
             name += f"[{step}]"
             fields = nested.__struct_fields__ if nested else ()

@@ -21,7 +21,7 @@ class Hook:
         self.live = RANKS if live is None else live
         self.now = 100.0
         self.queries: list[Query] = []
-        self.boot, self.want = 1, Want()
+        self.boot, self.version, self.want = 1, 1, Want()
         self.chooser = Chooser(
             instance="i",
             epoch=5,
@@ -40,7 +40,7 @@ class Hook:
         if isinstance(answer, str):
             return answer
         ranks = answer if isinstance(answer, list) else [answer] * len(query.requests)
-        reply = Reply(1, seq, self.boot, "test", 1, ranks, [], self.want)
+        reply = Reply(1, seq, self.boot, "test", self.version, ranks, [], self.want)
         self.chooser.heard(reply)
         return reply
 

@@ -126,6 +126,7 @@ def test_a_probe_tells_everything_and_asks_nothing() -> None:
         (Want(prefix_tokens=4, prefix_with_key=True), (1, 4, 0), (1, 4, 0)),
         (Want(block_tokens=2, max_blocks=3), (1, None, 3), (1, None, 3)),
         (Want(4, False, 2, 9), (1, None, 5), (1, 4, 5)),
+        (Want(block_tokens=2, max_blocks=9, block_growth=1), (1, None, 3), (1, None, 3)),
     ],
 )
 def test_only_what_is_wanted_is_hashed(want: Want, keyed: tuple, keyless: tuple) -> None:
@@ -142,7 +143,9 @@ def test_only_what_is_wanted_is_hashed(want: Want, keyed: tuple, keyless: tuple)
         assert facts.prefix_hash == (
             hashing.prefix_hash(tokens, prefix, number) if prefix else None
         )
-        assert facts.block_hashes == hashing.block_hashes(tokens, 2, blocks, number)
+        assert facts.block_hashes == hashing.block_hashes(
+            tokens, 2, blocks, number, want.block_growth
+        )
     hook.want = Want()
     hook.choose("a")
     hook.choose(None, tokens=tokens)

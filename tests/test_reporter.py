@@ -10,7 +10,7 @@ import pytest
 import zmq
 
 from sglang_hook import peer
-from sglang_hook.reporter import SEND_QUEUE, Reporter, Tokens
+from sglang_hook.reporter import SEND_QUEUE, Reporter, Sample, Tokens
 from sidecar import wire
 from sidecar.wire import LoadReport
 from tests.processes import (
@@ -43,7 +43,7 @@ class Scheduler:
 
     def step(self, state: object = STATE, running: int = 1, waiting: int = 2) -> bool:
         self.clock.now += INTERVAL
-        return self.reporter.push(state, running, waiting, self.reporter.received)
+        return self.reporter.push(state, Sample(running, waiting, self.reporter.received))
 
     def spy(self) -> Spy:
         spy = Spy(self.reporter._peer.socket())
@@ -100,6 +100,31 @@ def test_delivery(endpoint: str) -> None:
         second = listener.next()
         assert (second.running, second.waiting, second.received) == (7, 0, 3)
         assert (second.epoch, second.seq) == (first.epoch, first.seq + 1)
+
+
+def test_what_the_prefix_cache_held_is_delivered(endpoint: str) -> None:
+    with Listener(endpoint) as listener, scheduler(endpoint) as made:
+        reporter = made.reporter
+        reporter.admit(100, 60)
+        reporter.admit(10, 11)
+        reporter.admit(1, -5)
+        assert (reporter.admitted_tokens, reporter.cached_tokens) == (111, 70), "within the prompt"
+        reporter.flush()
+        wait_for(lambda: reporter.push(STATE, Sample(1, 2, 3, 4, 5, 6)))
+        first = listener.next()
+        assert (first.running, first.waiting, first.received) == (1, 2, 3)
+        told = (first.prefilling_tokens, first.admitted_tokens, first.cached_tokens)
+        assert (*told, first.flushes) == (4, 5, 6, 1)
+
+
+def test_a_flush_makes_a_report_due_at_once(endpoint: str) -> None:
+    with Listener(endpoint), scheduler(endpoint) as made:
+        wait_for(made.step)
+        assert not made.reporter.due(STATE)
+        made.reporter.flush()
+        assert made.reporter.due(STATE), "within the interval, and although nothing else changed"
+        assert made.step()
+        assert not made.reporter.due(STATE)
 
 
 def test_it_is_due_after_a_change_or_a_heartbeat(endpoint: str) -> None:

@@ -1,4 +1,5 @@
-"""The wire: golden bytes, growth at the tail, endpoints. Bad messages: test_wire_bad_input.py."""
+"""The wire: golden bytes and endpoints. Older and newer peers: test_wire_growth.py; bad messages:
+test_wire_bad_input.py."""
 
 from typing import Any
 
@@ -9,8 +10,8 @@ from hypothesis import strategies as st
 
 from sidecar import wire
 from sidecar.errors import EndpointError
-from sidecar.wire import LoadReport, Query, Refusal, Reply, RequestFacts, Want
-from tests.support import query, report
+from sidecar.wire import LoadReport, Past, Query, Refusal, Reply, RequestFacts, Want
+from tests.support import query
 
 FULL = Query(
     version=1,
@@ -35,20 +36,25 @@ FULL = Query(
     bypassed={"deadline": 3},
     abstained={"pinned": 2},
     about={"sglang": "0.5.23"},
+    history=[
+        Past(RequestFacts(b"session-2", 5, 900, block_hashes=[3, 2**64 - 1]), rank=1, age_ms=2500),
+        Past(RequestFacts(), rank=0, age_ms=0),
+    ],
 )
 GOLDEN = {
     "query": (
         FULL,
         wire.decode_query,
-        "9ca571756572790107aa686f73743a3330303030cf17979cfe362a000093000107930a14cf00000100000000"
+        "9da571756572790107aa686f73743a3330303030cf17979cfe362a000093000107930a14cf00000100000000"
         "009364ccc8cd012c9297c40973657373696f6e2d31cfffffffffffffffffcd1000cf11223344556677889201"
         "cfffffffffffffffff07cd05dc97c4000000c090ffff81a8646561646c696e650381a670696e6e65640281a6"
-        "73676c616e67a6302e352e3233",
+        "73676c616e67a6302e352e3233929397c40973657373696f6e2d3205cd0384c09203cfffffffffffffffffff"
+        "ff01cd09c49397c4000000c090ffff0000",
     ),
     "minimal query": (
         Query(1, 1, "i", 0, [], [], [], []),
         wire.decode_query,
-        "9ca571756572790101a1690090909090c0c0c0",
+        "9da571756572790101a1690090909090c0c0c090",
     ),
     "reply": (
         Reply(
@@ -59,11 +65,11 @@ GOLDEN = {
             policy_version=2,
             ranks=[7, 0],
             reasons=["affinity_hit", "fallback"],
-            want=Want(4096, False, 64, 128),
+            want=Want(4096, False, 64, 128, 14, 8192),
         ),
         wire.decode_answer,
         "99a57265706c790107cf17979cfe362a0000af7072656669785f616666696e6974790292070092ac61666669"
-        "6e6974795f686974a866616c6c6261636b94cd1000c240cc80",
+        "6e6974795f686974a866616c6c6261636b96cd1000c240cc800ecd2000",
     ),
     "refusal": (
         Refusal(1, 7, "no_live_rank", "the query names no live rank"),
@@ -86,10 +92,14 @@ GOLDEN = {
             capacity_tokens=100_000,
             max_running=256,
             waiting_uncached_tokens=600,
+            prefilling_tokens=8192,
+            admitted_tokens=1_900_000,
+            cached_tokens=1_200_000,
+            flushes=2,
         ),
         wire.decode_report,
-        "9ea46c6f616401aa686f73743a333030303007cf17979cfe362a00012acd03e8ce001e84800304cd1388ce00"
-        "0186a0cd0100cd0258",
+        "dc0012a46c6f616401aa686f73743a333030303007cf17979cfe362a00012acd03e8ce001e84800304cd1388"
+        "ce000186a0cd0100cd0258cd2000ce001cfde0ce00124f8002",
     ),
 }
 
@@ -106,34 +116,11 @@ def test_golden_bytes(name: str) -> None:
     assert decode(bytes.fromhex(golden)) == message
 
 
-@pytest.mark.parametrize("name", GOLDEN)
-def test_elements_of_a_newer_peer_are_ignored(name: str) -> None:
-    message, decode, golden = GOLDEN[name]
-    raw = msgspec.msgpack.decode(bytes.fromhex(golden))
-    newer = [*raw, None, {"new": [1, 2]}, b"\xff", "text"]
-    assert decode(msgspec.msgpack.encode(newer)) == message
-
-
-def test_nested_elements_of_a_newer_peer_are_ignored() -> None:
-    raw = raw_of(FULL)
-    raw[8] = [[*facts, "new", 1] for facts in raw[8]]
-    assert wire.decode_query(msgspec.msgpack.encode(raw)) == FULL
-
-
-def test_missing_tail_elements_take_defaults() -> None:
-    raw = raw_of(FULL)
-    old = [*raw[:8], [[b"key"], []]]
-    decoded = wire.decode_query(msgspec.msgpack.encode(old))
-    assert decoded.requests == [RequestFacts(b"key"), RequestFacts()]
-    assert (decoded.bypassed, decoded.abstained, decoded.about) == (None, None, None)
-    assert wire.decode_report(msgspec.msgpack.encode(raw_of(report())[:10])) == report()
-    reply = raw_of(GOLDEN["reply"][0])
-    assert wire.decode_answer(msgspec.msgpack.encode([*reply[:8], []])).want == Want()
-
-
 def test_defaults_are_not_shared() -> None:
     RequestFacts().block_hashes.append(1)
     assert RequestFacts().block_hashes == []
+    query().history.append(Past(RequestFacts(), 0, 0))
+    assert query().history == []
 
 
 U64 = st.integers(0, 2**64 - 1)
@@ -167,6 +154,7 @@ def queries(draw: st.DrawFn) -> Query:
         bypassed=draw(CAUSES),
         abstained=draw(CAUSES),
         about=draw(st.none() | st.dictionaries(TEXT, TEXT, max_size=4)),
+        history=draw(st.lists(st.builds(Past, FACTS, st.integers(0, 65535), COUNT), max_size=4)),
     )
 
 
@@ -188,8 +176,14 @@ def test_every_bound_is_reached() -> None:
         about={f"{i:064}": "é" * 256 for i in range(32)},
     )
     assert wire.decode_query(wire.encode(message)) == message
-    batch = query([RequestFacts()] * wire.MAX_BATCH)
-    assert len(wire.decode_query(wire.encode(batch)).requests) == wire.MAX_BATCH
+    batch = query(
+        [RequestFacts()] * wire.MAX_BATCH,
+        history=[Past(RequestFacts(), 65535, 2**62)] * wire.MAX_BATCH,
+    )
+    assert wire.decode_query(wire.encode(batch)) == batch
+    want = Want(1 << 20, True, 1 << 20, 4096, 1 << 20, 1 << 20)
+    reply = Reply(1, 1, 1, "p", 1, [], [], want)
+    assert wire.decode_answer(wire.encode(reply)).want == want
 
 
 def test_reports_have_their_own_socket() -> None:

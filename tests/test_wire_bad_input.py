@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from sidecar import wire
 from sidecar.errors import PeerError
-from sidecar.wire import RequestFacts
+from sidecar.wire import Past, RequestFacts
 from tests.support import query, report
 from tests.test_wire import FULL, GOLDEN, raw_of
 
@@ -42,6 +42,12 @@ QUERY = {
     "bypassed": CAUSES,
     "abstained": CAUSES,
     "about": ({"x" * 65: ""}, {"x": "x" * 257}, {str(i): "" for i in range(33)}, {"x": 1}, []),
+    "history": ([[[], 0, 0]] * 4097, None, [None], [[]], [[[]]], [[[], 0]], {}, 1),
+}
+PAST = {
+    "facts": (None, {}, 1, "text"),
+    "rank": (-1, 65536, "0", None),
+    "age_ms": COUNT,
 }
 FACTS = {
     "routing_key": (b"x" * 1025, "text", None, 1),
@@ -58,7 +64,8 @@ REPORT = {
     "rank": (-1, 65536, None, "0"),
     **dict.fromkeys(("epoch", "seq", "received", "received_tokens", "running", "waiting"), COUNT),
     **dict.fromkeys(("tokens", "capacity_tokens", "max_running"), COUNT),
-    "waiting_uncached_tokens": COUNT,
+    **dict.fromkeys(("waiting_uncached_tokens", "prefilling_tokens", "admitted_tokens"), COUNT),
+    **dict.fromkeys(("cached_tokens", "flushes"), COUNT),
 }
 REPLY = {
     **dict.fromkeys(("version", "seq", "boot", "policy_version"), ("1", None)),
@@ -69,6 +76,7 @@ REPLY = {
 }
 WANT = {
     **dict.fromkeys(("prefix_tokens", "block_tokens"), (-1, 2**20 + 1, "1")),
+    **dict.fromkeys(("block_growth", "history"), (-1, 2**20 + 1, "1", None, 1.5)),
     "prefix_with_key": (1, "true"),
     "max_blocks": (-1, 4097),
 }
@@ -77,11 +85,14 @@ REFUSAL = {"version": ("1",), "seq": ("1",), "cause": (1, None), "detail": (1, N
 
 def spoiled() -> list[Any]:
     """(decoder, message, field), each message with one field of one struct out of bounds."""
-    asked, reply, refusal = query([RequestFacts()]), GOLDEN["reply"][0], GOLDEN["refusal"][0]
+    asked = query([RequestFacts()], history=[Past(RequestFacts(), 0, 0)])
+    reply, refusal = GOLDEN["reply"][0], GOLDEN["refusal"][0]
     cases: list[Any] = []
     for decode, message, struct, path, table in (
         (wire.decode_query, asked, wire.Query, (), QUERY),
         (wire.decode_query, asked, RequestFacts, (8, 0), FACTS),
+        (wire.decode_query, asked, Past, (12, 0), PAST),
+        (wire.decode_query, asked, RequestFacts, (12, 0, 0), FACTS),
         (wire.decode_report, report(), wire.LoadReport, (), REPORT),
         (wire.decode_answer, reply, wire.Reply, (), REPLY),
         (wire.decode_answer, reply, wire.Want, (8,), WANT),
@@ -96,7 +107,7 @@ def spoiled() -> list[Any]:
                 for step in path:
                     node = node[step]
                 node[places[name]] = value
-                label = f"{struct.__name__}.{name}={str(value)[:8]}"
+                label = f"{struct.__name__}{list(path)}.{name}={str(value)[:8]}"
                 cases.append(pytest.param(decode, pack(raw), name, id=label))
     return cases
 
@@ -120,10 +131,28 @@ def test_text_names_the_field() -> None:
     assert not unnamed
 
 
+@pytest.mark.parametrize(
+    ("history", "named"),
+    [
+        ([[[b"", -1], 0, 0]], "`history[0].facts.namespace`"),
+        ([[[], 0, 0], [[b"", 0, 0, None, [1, -1]], 0, 0]], "`history[1].facts.block_hashes[1]`"),
+        ([[[], 65536, 0]], "`history[0].rank`"),
+        ([[[], 0, -1]], "`history[0].age_ms`"),
+        ([[1, 0, 0]], "`history[0].facts`"),
+        ([[[], 0, 0]] * 4097, "length <= 4096 - at `history`"),
+    ],
+)
+def test_text_names_the_nested_field(history: object, named: str) -> None:
+    raw = raw_of(query())
+    raw[12] = history
+    assert named in str(rejected(wire.decode_query, pack(raw), "field"))
+
+
 def test_every_field_has_bad_values() -> None:
     for struct, table in (
         (wire.Query, QUERY),
         (wire.RequestFacts, FACTS),
+        (wire.Past, PAST),
         (wire.LoadReport, REPORT),
         (wire.Reply, REPLY),
         (wire.Want, WANT),

@@ -43,6 +43,21 @@ class SimulatedRequest(Request):
         pages = page_ids(self.namespace, self.origin_input_ids, self.page_tokens)
         super().__init__(pages, length, output, None)
 
+    @property
+    def cached_tokens(self) -> int:
+        """Prompt tokens found in the cache, known from the first chunk on."""
+        return self.cached
+
+    @property
+    def seqlen(self) -> int:
+        """Tokens of the prompt and of the answer so far."""
+        return len(self.origin_input_ids) + len(self.output_ids)
+
+    @property
+    def extend_end(self) -> int:
+        """Prompt tokens up to the end of the last chunk, the one under way included."""
+        return self.done
+
     def finished(self) -> bool:
         return self.finished_reason is not None
 

@@ -19,6 +19,10 @@ from bench.simulated.model import write_model
 from bench.simulated.server import _load_files
 
 from .conftest import OLD, READY_SECONDS, eventually
+from .tap import Tap
+
+CHUNK = 64
+"""Prompt tokens in a prefill step: the prompts here take several."""
 
 pytestmark = pytest.mark.skipif(OLD, reason="the old release is tested with simulated ranks")
 
@@ -33,11 +37,13 @@ def server(tmp_path_factory):
     arguments = (
         f"--model-path {folder / 'model'} --served-model-name real --port {port} --dp-size 2 "
         "--device cpu --load-format dummy --attention-backend torch_native --max-total-tokens 4096 "
-        "--disable-overlap-schedule --enable-cache-report --sleep-on-idle --log-level warning"
+        "--disable-overlap-schedule --enable-cache-report --sleep-on-idle --log-level warning "
+        f"--chunked-prefill-size {CHUNK}"
     )
+    tap = Tap(folder, sidecar.endpoint)
     env = {
         **os.environ,
-        "DP_SIDECAR_ENDPOINT": sidecar.endpoint,
+        "DP_SIDECAR_ENDPOINT": tap.endpoint,
         "DP_SIDECAR_DEADLINE_MS": "500",
         "SGLANG_CPU_OMP_THREADS_BIND": "0|1" if (os.cpu_count() or 1) > 1 else "0|0",
     }
@@ -50,7 +56,7 @@ def server(tmp_path_factory):
     )
     try:
         wait_ready(process, port, folder / "server.log")
-        yield f"http://127.0.0.1:{port}", sidecar
+        yield f"http://127.0.0.1:{port}", sidecar, tap
     finally:
         tree = [psutil.Process(process.pid)]
         tree += tree[0].children(recursive=True)
@@ -62,6 +68,7 @@ def server(tmp_path_factory):
         for file in files:
             Path(file).unlink(missing_ok=True)
         log.close()
+        tap.stop()
         sidecar.stop()
 
 
@@ -77,24 +84,25 @@ def wait_ready(process, port, log):
     raise AssertionError(f"never ready: {log.read_text()[-4000:]}")
 
 
+def ask(url, key, turn):
+    """Tokens found cached and of the prompt, as the answer says; turns of a key grow."""
+    content = f"{key[-1]} the of and to in is that it " * 10 * (turn + 1)
+    body = {"model": "real", "messages": [{"role": "user", "content": content}]}
+    response = requests.post(
+        f"{url}/v1/chat/completions",
+        json=body | {"max_tokens": 4},
+        headers={"x-smg-routing-key": key},
+        timeout=60,
+    )
+    usage = response.json()["usage"]
+    return usage["prompt_tokens_details"]["cached_tokens"], usage["prompt_tokens"]
+
+
 def test_sessions_find_their_cache_and_the_load_returns_to_zero(server):
-    url, sidecar = server
-
-    def cached(key, turn):
-        content = f"{key[-1]} the of and to in is that it " * 10 * (turn + 1)
-        body = {"model": "real", "messages": [{"role": "user", "content": content}]}
-        response = requests.post(
-            f"{url}/v1/chat/completions",
-            json=body | {"max_tokens": 4},
-            headers={"x-smg-routing-key": key},
-            timeout=60,
-        )
-        usage = response.json()["usage"]
-        return usage["prompt_tokens_details"]["cached_tokens"], usage["prompt_tokens"]
-
+    url, sidecar, _ = server
     for key in (f"session-{i}" for i in range(4)):
-        first, _ = cached(key, 0)
-        second, prompt = cached(key, 1)
+        first, _ = ask(url, key, 0)
+        second, prompt = ask(url, key, 1)
         assert first < 20
         assert second > prompt * 0.4
     status = sidecar.status()
@@ -108,3 +116,23 @@ def test_sessions_find_their_cache_and_the_load_returns_to_zero(server):
 
     assert eventually(idle)
     assert sum(rank["received"] for rank in sidecar.status()["ranks"]) >= 8 + 2
+
+
+def test_reports_say_what_the_engine_found_in_its_cache(server):
+    url, _, tap = server
+    before = tap.settled()
+    for turn in range(3):
+        cached, prompt = ask(url, "truth-5", turn)
+        assert prompt > CHUNK
+        assert cached > 20 or turn == 0
+        after = tap.settled()
+        assert after["admitted_tokens"] - before["admitted_tokens"] == prompt
+        assert after["cached_tokens"] - before["cached_tokens"] == cached
+        assert after["prefilling_tokens"] == 0
+        before = after
+    assert requests.post(f"{url}/flush_cache", timeout=60).ok
+    after = tap.settled()
+    assert after == before | {"flushes": before["flushes"] + 2}, "both ranks"
+    cached, _ = ask(url, "truth-5", 2)
+    assert cached == 0
+    assert tap.settled()["cached_tokens"] == before["cached_tokens"]
