@@ -7,6 +7,7 @@ from typing import NamedTuple
 import zmq
 
 from sglang_hook.peer import Peer
+from sglang_hook.recent import Recent
 from sidecar import wire
 
 # A full queue means that the sidecar does not read; newer reports make older ones worthless.
@@ -70,6 +71,7 @@ class Reporter:
         self.cached_tokens = 0
         self.flushes = 0
         self.tokens = Tokens()
+        self._recent = Recent(wire.RECENT_SECONDS)
         self._seq = 0
         self._sent_at = float("-inf")
         self._sent_state: object = None
@@ -86,6 +88,7 @@ class Reporter:
         # Only now, so that what is no number leaves both as they are.
         self.admitted_tokens += tokens
         self.cached_tokens += found
+        self._recent.add(tokens - found, self.clock())
 
     def flush(self) -> None:
         """Account that the prefix cache was emptied; a report is due at once."""
@@ -120,6 +123,7 @@ class Reporter:
             # Not the sample's: a cache is emptied while no request holds any of it, so there is
             # no figure that a younger count could contradict, and the news must not wait.
             self.flushes,
+            round(self._recent.value(self._sent_at)),
         )
         try:
             self._peer.socket().send(wire.encode(report), zmq.NOBLOCK)

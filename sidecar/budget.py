@@ -6,98 +6,15 @@ nothing is guessed, nothing expires, a new sidecar knows the truth one message a
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from itertools import pairwise
 
 from sidecar.errors import PeerError
 from sidecar.hashing import rank_bytes
+from sidecar.loads import LoadView, RankState
 from sidecar.wire import MAX_RANKS, LoadReport, Query
 
 # An instance that was silent this long may be forgotten when a new one needs its place.
 IDLE_INSTANCE_SECONDS = 60.0
-
-# Both epochs are taken when the model is loaded: seconds apart in one start of a server, minutes if
-# a rank's disk is slow. A scheduler that joins a server this young alone is known by its change.
-TOGETHER_NS = 600 * 10**9
-
-
-@dataclass(slots=True)
-class RankState:
-    """What is known of one rank; kept while it is down, so that it returns with its history."""
-
-    first_seen: float
-    report: LoadReport | None = None
-    reported_at: float = 0.0
-    sent: int = 0
-    sent_tokens: int = 0
-    # `sent` is compared with `received` from these origins: 0 while controller and scheduler
-    # started together, elsewhere once one of them is a new incarnation.
-    sent_origin: int = 0
-    sent_tokens_origin: int = 0
-    pair: tuple[int, int | None] | None = None
-    """Epochs of the controller and the scheduler that the origins are for."""
-
-    def in_flight(self) -> tuple[int, int]:
-        """Requests and prompt tokens sent and not yet received."""
-        received = self.report.received if self.report else 0
-        received_tokens = self.report.received_tokens if self.report else 0
-        return (
-            max(0, self.sent - self.sent_origin - received),
-            max(0, self.sent_tokens - self.sent_tokens_origin - received_tokens),
-        )
-
-    def reconcile(self, controller: int) -> None:
-        """Find the origins anew if either process is another than before.
-
-        controller: epoch of the controller that counts `sent`. Of a pair that did not start
-        together nobody knows what was in flight when the older of the two was joined by the
-        younger: counting starts at zero then.
-        """
-        pair = (controller, self.report.epoch if self.report else None)
-        if pair == self.pair:
-            return
-        before, self.pair = self.pair, pair
-        if _together(pair) and not _together(before):
-            self.sent_origin = self.sent_tokens_origin = 0
-        else:
-            report = self.report
-            self.sent_origin = self.sent - (report.received if report else 0)
-            self.sent_tokens_origin = self.sent_tokens - (report.received_tokens if report else 0)
-
-
-def _together(pair: tuple[int, int | None] | None) -> bool:
-    """Whether controller and scheduler belong to one start of the server."""
-    return pair is not None and pair[1] is not None and abs(pair[0] - pair[1]) <= TOGETHER_NS
-
-
-@dataclass(slots=True)
-class LoadView:
-    """What a policy sees of one instance; position i is the same rank in every list, length n."""
-
-    ranks: list[int] = field(default_factory=list)
-    """Stable ids of the live ranks, ascending."""
-    rank_bytes: list[bytes] = field(default_factory=list)
-    """Their ids as hash input."""
-    requests: list[int] = field(default_factory=list)
-    """Running + waiting + in flight."""
-    tokens: list[int] = field(default_factory=list)
-    """KV tokens in use + waiting + in flight."""
-    usable: list[bool] = field(default_factory=list)
-    """False: the reports of this rank are stale while those of others are not."""
-    counted: list[bool] = field(default_factory=list)
-    """Whether the rank's load is known and part of the average."""
-    total: int = 0
-    """Sum of `requests` over the counted ranks."""
-    known: int = 0
-    """Number of counted ranks; 0: no load is known and the guard is off."""
-    cursor: int = -1
-    """Rank that a load-aware method chose last: ties go to the next one."""
-    placed: dict[int, tuple[int, str, int, int]] = field(default_factory=dict)
-    """For a policy, in the query under way: key -> position, reason, preferred, requests."""
-
-    def average(self) -> float:
-        """Mean requests of the counted ranks; 0.0 if there is none."""
-        return self.total / self.known if self.known else 0.0
 
 
 class Instance:
@@ -146,7 +63,7 @@ class Instance:
         else:
             self._check_controller(query, now)
             self._meet(query, now, same_ranks=same_ranks)
-        self.last_heard = self._last_query = now
+        self.last_heard = self._last_query = self.view.now = now
         if now >= self._next_refresh:
             self.refresh(now)
         return self.view
@@ -157,6 +74,8 @@ class Instance:
         self._sent_tokens[position] += tokens
         view = self.view
         view.requests[position] += 1
+        view.queued[position] += 1
+        view.in_flight[position] += 1
         view.tokens[position] += tokens
         if view.counted[position]:
             view.total += 1
@@ -186,7 +105,7 @@ class Instance:
         if not any(fresh):
             view.usable = [True] * len(view.ranks)
         for position, state in enumerate(self._live):
-            view.requests[position], view.tokens[position] = _load(state)
+            self._fill(position, state)
         view.total = sum(n for n, c in zip(view.requests, view.counted, strict=True) if c)
         self._assumed = [
             bool(view.known) and n and not y for n, y in zip(never, young, strict=True)
@@ -198,9 +117,11 @@ class Instance:
         """Take ranks of which nothing will be known for as loaded as the others are on average."""
         view = self.view
         tokens = sum(t for t, c in zip(view.tokens, view.counted, strict=True) if c) // view.known
+        queued = sum(q for q, c in zip(view.queued, view.counted, strict=True) if c) // view.known
         for position, assumed in enumerate(self._assumed):
             if assumed:
                 view.requests[position] = view.total // view.known
+                view.queued[position] = queued
                 view.tokens[position] = tokens
 
     def _silent(self, state: RankState, now: float) -> bool:
@@ -233,9 +154,22 @@ class Instance:
         state = self._live[position]
         state.sent, state.sent_tokens = self._sent[position], self._sent_tokens[position]
         before = view.requests[position]
-        view.requests[position], view.tokens[position] = _load(state)
+        self._fill(position, state)
         if view.counted[position]:
             view.total += view.requests[position] - before
+
+    def _fill(self, position: int, state: RankState) -> None:
+        """One entry of the view, from what was reported and what is in flight."""
+        view, report = self.view, state.report
+        queued, tokens = state.in_flight()
+        view.in_flight[position] = queued
+        running = 0
+        if report is not None:
+            running, queued = report.running, queued + report.waiting
+            tokens += report.tokens
+            view.prefilling[position] = report.prefilling_tokens
+        view.requests[position], view.queued[position] = running + queued, queued
+        view.tokens[position] = tokens
 
     def _check_controller(self, query: Query, now: float) -> None:
         if any(a >= b for a, b in pairwise(query.ranks)):
@@ -270,6 +204,8 @@ class Instance:
         self.view.ranks = list(ranks)
         self.view.rank_bytes = rank_bytes(ranks)
         self.view.requests, self.view.tokens = [0] * size, [0] * size
+        self.view.queued, self.view.prefilling = [0] * size, [0] * size
+        self.view.in_flight = [0] * size
         self.view.usable, self.view.counted = [True] * size, [False] * size
         self.view.total = self.view.known = 0
         self._assumed = [False] * size
@@ -284,14 +220,6 @@ class Instance:
         for position, (old, new) in enumerate(zip(before, after, strict=True)):
             if old != new:
                 self._place(position)
-
-
-def _load(state: RankState) -> tuple[int, int]:
-    requests, tokens = state.in_flight()
-    report = state.report
-    if report is None:
-        return requests, tokens
-    return report.running + report.waiting + requests, report.tokens + tokens
 
 
 class Budget:

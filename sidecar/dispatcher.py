@@ -5,9 +5,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from sidecar import wire
-from sidecar.budget import Budget, LoadView
+from sidecar.budget import Budget
 from sidecar.errors import PeerError
-from sidecar.policies import REASONS, Choice, Policy, Reason
+from sidecar.loads import LoadView
+from sidecar.policies import REASONS, Choice, Learner, Policy, Reason
 from sidecar.policies.least_loaded import fewest_requests
 
 # Pairs of ranks whose spills are told apart: all of 64 ranks, the busiest of 320.
@@ -42,6 +43,13 @@ class Tally:
         self.spills[pair] += 1
 
 
+def _remembering(view: LoadView, learner: Learner) -> LoadView:
+    """The view, with a memory for the policy."""
+    if view.memory is None:
+        view.memory = learner.new_memory()
+    return view
+
+
 class Dispatcher:
     """Decides with the current policy and accounts every decision at once."""
 
@@ -53,6 +61,7 @@ class Dispatcher:
         on_policy_error: Callable[[Exception], None] = lambda error: None,
     ) -> None:
         self.policy = policy
+        self._learner = policy if isinstance(policy, Learner) else None
         self.policy_version = 1
         self.budget = budget
         self.boot = boot
@@ -62,12 +71,19 @@ class Dispatcher:
 
     def swap_policy(self, policy: Policy) -> None:
         """Decide with another policy from the next query on; loads and counters stay."""
+        if policy.name != self.policy.name or policy.want != self.policy.want:
+            for instance in self.budget.instances.values():
+                instance.view.memory = None
         self.policy = policy
+        self._learner = policy if isinstance(policy, Learner) else None
         self.policy_version += 1
 
     def report(self, report: wire.LoadReport, now: float) -> None:
         """Take in a load report. Raises PeerError."""
-        self.budget.instance(report.instance, now).apply_report(report, now)
+        instance = self.budget.instance(report.instance, now)
+        instance.apply_report(report, now)
+        if self._learner is not None:
+            self._learner.heard(report, _remembering(instance.view, self._learner), now)
 
     def handle(self, query: wire.Query, now: float) -> wire.Reply:
         """Decide every request of a query, each seeing those before it.
@@ -88,10 +104,17 @@ class Dispatcher:
         ranks: list[int] = []
         reasons: list[str] = []
         view.placed.clear()
+        learner = self._learner
+        if learner is not None:
+            _remembering(view, learner)
+            for past in query.history:
+                learner.learn(past.facts, past.rank, past.age_ms / 1000, view)
         for facts in query.requests:
             position, reason, preferred = self._decide(policy, facts, view)
             instance.assign(position, facts.tokens)
             rank = view.ranks[position]
+            if learner is not None:
+                learner.learn(facts, rank, 0.0, view)
             ranks.append(rank)
             reasons.append(reason)
             decisions[reason] += 1

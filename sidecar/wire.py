@@ -24,6 +24,8 @@ MAX_KEY_BYTES = 1024
 MAX_BLOCKS = 4096
 MAX_INSTANCE_CHARS = 128
 MAX_MESSAGE_BYTES = 8 << 20
+# Long against a request, short against the life of a server: what a rank has had to do lately.
+RECENT_SECONDS = 300.0
 MAX_IPC_PATH_BYTES = 107  # sun_path of sockaddr_un less the final NUL
 
 Rank = Annotated[int, Meta(ge=0, lt=65536)]
@@ -163,6 +165,8 @@ class LoadReport(Struct, array_like=True, tag="load", gc=False):
     """Of those, tokens that were found in the prefix cache."""
     flushes: Count = 0
     """How often the prefix cache was emptied since `epoch`."""
+    recent_uncached_tokens: Count = 0
+    """Prompt tokens computed, the older the less: each counts exp(-age / RECENT_SECONDS)."""
 
 
 # Causes of a refused or dropped message, equal to the metric label.

@@ -14,7 +14,7 @@ ROOT = Path(__file__).parent.parent
 LAYERS = (
     {"errors"},
     {"wire", "logs", "control"},
-    {"hashing", "sockets"},
+    {"hashing", "sockets", "loads"},
     {"budget"},
     {"policies"},
     {"dispatcher", "config"},

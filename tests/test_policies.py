@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sidecar.budget import LoadView
 from sidecar.errors import ConfigError
 from sidecar.hashing import key_hash, rank_bytes
+from sidecar.loads import LoadView
 from sidecar.policies import REGISTRY, make_policy
 from sidecar.wire import Want
 from tests.support import key_preferring, keyed, keyless, order_of

@@ -1,7 +1,9 @@
 """The sidecar's own policies: the very code that serves, fed with what the hook would send."""
 
 from array import array
-from typing import ClassVar
+from collections import deque
+from collections.abc import Sequence
+from typing import Any, ClassVar
 
 import msgspec
 from xxhash import xxh3_64_intdigest
@@ -10,9 +12,11 @@ from bench.model.cluster import Cluster
 from bench.model.server import Placement
 from bench.workloads.base import Call
 from sglang_hook.controller import LastRanks, SentCounters
+from sglang_hook.recent import Recent
 from sidecar import hashing, wire
-from sidecar.budget import Budget, LoadView
+from sidecar.budget import Budget
 from sidecar.dispatcher import Dispatcher
+from sidecar.loads import LoadView
 from sidecar.policies import Choice, Policy
 from sidecar.wire import LoadReport, Query, RequestFacts, Want
 
@@ -34,6 +38,10 @@ class SidecarChooser:
         self._sent = SentCounters()
         self._last = LastRanks(_LAST_RANK_KEYS)
         self._reported: list[object] = [None] * len(self._live)
+        self._recent = [Recent(wire.RECENT_SECONDS) for _ in self._live]
+        self._uncached = [0] * len(self._live)
+        self._delay = cluster.spec.report_delay_seconds
+        self._on_the_way: deque[tuple[float, LoadReport]] = deque()
         self._seq = 0
 
     def choose(self, call: Call, now: float) -> Placement:
@@ -63,9 +71,22 @@ class SidecarChooser:
             self._seq += 1
             bounds = (cluster.spec.rank.cache_tokens, cluster.spec.rank.max_running)
             counts = (seen.received, received_tokens, seen.running, seen.waiting)
+            truth = (seen.prefilling, seen.admitted_tokens, seen.cached_tokens, 0)
+            recent = int(self._lately(rank, seen.admitted_tokens - seen.cached_tokens, now))
             head = (wire.VERSION, _NAME, rank, _EPOCH, self._seq)
-            report = LoadReport(*head, *counts, load.tokens, *bounds, load.waiting_uncached)
-            self.dispatcher.report(report, now)
+            report = LoadReport(
+                *head, *counts, load.tokens, *bounds, load.waiting_uncached, *truth, recent
+            )
+            self._on_the_way.append((now + self._delay, report))
+        while self._on_the_way and self._on_the_way[0][0] <= now:
+            self.dispatcher.report(self._on_the_way.popleft()[1], now)
+
+    def _lately(self, rank: int, uncached: int, now: float) -> float:
+        """Tokens that a rank computed lately; uncached: all that it computed so far."""
+        recent = self._recent[rank]
+        recent.add(uncached - self._uncached[rank], now)
+        self._uncached[rank] = uncached
+        return recent.value(now)
 
     def _facts(self, call: Call, now: float) -> tuple[RequestFacts, int | None]:
         """The facts that the hook would state, with hashes of pages in the place of tokens."""
@@ -75,11 +96,18 @@ class SidecarChooser:
         prefix = None
         if want.prefix_tokens and (want.prefix_with_key or not key):
             prefix = prefix_of(call, want.prefix_tokens, self._cluster.spec.rank.page_tokens)
+        blocks = []
+        if want.block_tokens:
+            blocks = blocks_of(
+                call,
+                hashing.block_ends(want.block_tokens, want.max_blocks, want.block_growth),
+                self._cluster.spec.rank.page_tokens,
+            )
         if affinity is None:
             affinity = prefix
         last = None if affinity is None else self._last.get(affinity)
         rank, age = (-1, -1) if last is None else (last[0], int((now - last[1]) * 1000))
-        return RequestFacts(key, 0, call.prompt_tokens, prefix, [], rank, age), affinity
+        return RequestFacts(key, 0, call.prompt_tokens, prefix, blocks, rank, age), affinity
 
 
 class _Recorder:
@@ -95,6 +123,9 @@ class _Recorder:
         self.params = policy.params
         self.last = Choice(0, "")
 
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.policy, name)  # what a policy that learns has beyond `choose`
+
     def choose(self, facts: RequestFacts, view: LoadView) -> Choice:
         self.last = self.policy.choose(facts, view)
         return self.last
@@ -106,6 +137,30 @@ def prefix_of(call: Call, tokens: int, page_tokens: int) -> int:
     pages = call.pages if short else call.pages[: max(1, tokens // page_tokens)]
     data = array("q", pages).tobytes() + (call.prompt_tokens if short else 0).to_bytes(8, "little")
     return xxh3_64_intdigest(data, hashing.PREFIX_SEED)
+
+
+def blocks_of(call: Call, ends: Sequence[int], page_tokens: int) -> list[int]:
+    """Chained block hashes with hashes of pages in the place of tokens.
+
+    A block that ends within a page is that page's and how far it goes: what two prompts share of
+    pages that differ is unknown, and taken for nothing.
+    """
+    pages = memoryview(array("q", call.pages)).cast("B")
+    chained: list[int] = []
+    seed, first = hashing.BLOCK_SEED, 0
+    for end in ends:
+        if end > call.prompt_tokens:
+            break
+        last = -(-end // page_tokens)
+        part = (
+            pages[8 * first : 8 * last]
+            if end % page_tokens == 0
+            else bytes(pages[8 * first : 8 * last]) + end.to_bytes(8, "little")
+        )
+        seed = xxh3_64_intdigest(part, seed)
+        chained.append(seed)
+        first = end // page_tokens
+    return chained
 
 
 def _raise(error: Exception) -> None:

@@ -151,7 +151,9 @@ class Cluster:
         """Note what our hook reports and what pictures show."""
         for rank in group.ids:
             state = self.ranks[rank]
-            self.seen[rank] = Seen(self.received[rank], state.active, len(state.waiting))
+            rest = 0 if state.chunked is None else state.chunked.uncached
+            counts = (rest, state.prompt_tokens, state.cached_tokens)
+            self.seen[rank] = Seen(self.received[rank], state.active, len(state.waiting), *counts)
         if now >= self._sample_at:
             self._sample_at = now + self._sample_gap
             self.samples.append(Sample(now, [rank.requests for rank in self.ranks]))

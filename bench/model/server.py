@@ -18,6 +18,8 @@ class ServerSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """DP attention: all ranks step together. False: plain DP, no barrier."""
     stall_seconds: Annotated[float, Meta(ge=0.0, le=3600.0)] = 0.0
     """Nothing is computed before this time, as after a start without warm-up."""
+    report_delay_seconds: Annotated[float, Meta(ge=0.0, le=3600.0)] = 0.0
+    """How late our hook's load reports reach the sidecar."""
     rank: RankSpec = RankSpec()
     steps: StepParams = StepParams()
 
@@ -54,6 +56,12 @@ class Seen(NamedTuple):
     """Requests taken in so far."""
     running: int
     waiting: int
+    prefilling: int = 0
+    """Prompt tokens still to be computed of the prompt in chunks."""
+    admitted_tokens: int = 0
+    """Prompt tokens of all requests whose prefill began so far."""
+    cached_tokens: int = 0
+    """Of those, tokens that were in the cache."""
 
 
 class Group:

@@ -5,19 +5,21 @@ from typing import Any
 import msgspec
 
 from sidecar.errors import ConfigError
-from sidecar.policies.base import REASONS, Choice, Policy, Reason
+from sidecar.policies.base import REASONS, Choice, Learner, Policy, Reason
+from sidecar.policies.kv_affinity import KvAffinity
 from sidecar.policies.least_loaded import TotalRequests, TotalTokens
 from sidecar.policies.prefix_affinity import PrefixAffinity
 from sidecar.policies.round_robin import RoundRobin
 
 REGISTRY: dict[str, type[Policy]] = {
     "prefix_affinity": PrefixAffinity,
+    "kv_affinity": KvAffinity,
     "round_robin": RoundRobin,
     "total_requests": TotalRequests,
     "total_tokens": TotalTokens,
 }
 
-__all__ = ["REASONS", "REGISTRY", "Choice", "Policy", "Reason", "make_policy"]
+__all__ = ["REASONS", "REGISTRY", "Choice", "Learner", "Policy", "Reason", "make_policy"]
 
 
 def make_policy(name: str, params: dict[str, Any] | None = None) -> Policy:

@@ -1,12 +1,12 @@
 """What a policy is: it orders the ranks, a guard admits them, a reason says what happened."""
 
 from collections.abc import Callable
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
 import msgspec
 
-from sidecar.budget import LoadView
-from sidecar.wire import RequestFacts, Want
+from sidecar.loads import LoadView
+from sidecar.wire import LoadReport, RequestFacts, Want
 
 
 class Reason:
@@ -17,6 +17,14 @@ class Reason:
 
     AFFINITY_HIT = "affinity_hit"
     """The rank preferred by the routing key."""
+    PLACED = "placed"
+    """Nobody holds a useful part of it: the rank that costs least."""
+    PREFIX_HIT = "prefix_hit"
+    """No key: the rank that holds the longest useful prefix of the prompt."""
+    REPLICA_HIT = "replica_hit"
+    """Another rank that holds nearly as much as the preferred one, which was busier."""
+    PREFIX_SPILL = "prefix_spill"
+    """No key: a rank that holds less of the prompt, as waiting for the preferred one costs more."""
     SPILL = "spill"
     """A later candidate: the guard found the preferred rank overloaded."""
     STALE_SKIP = "stale_skip"
@@ -63,6 +71,27 @@ class Policy(Protocol):
 
     def choose(self, facts: RequestFacts, view: LoadView) -> Choice:
         """Choose a live rank for one request. `view` has at least one rank."""
+        ...
+
+
+@runtime_checkable
+class Learner(Protocol):
+    """A policy that also remembers where requests went, instance by instance.
+
+    What it remembers is a cache of what the hooks remember: after a restart of the sidecar they
+    tell it again (`Want.history`).
+    """
+
+    def new_memory(self) -> Any:
+        """The memory of an instance, empty; it stands in `LoadView.memory`."""
+        ...
+
+    def learn(self, facts: RequestFacts, rank: int, age: float, view: LoadView) -> None:
+        """A request went to a rank `age` seconds before `view.now`, whoever decided it."""
+        ...
+
+    def heard(self, report: LoadReport, view: LoadView, now: float) -> None:
+        """A load report came at `now`, monotonic seconds."""
         ...
 
 

@@ -6,8 +6,8 @@ from typing import Annotated, ClassVar, Literal
 import msgspec
 from msgspec import Meta
 
-from sidecar.budget import LoadView
 from sidecar.hashing import key_hash, normalize_key, scores
+from sidecar.loads import LoadView
 from sidecar.policies.base import Choice, Reason
 from sidecar.policies.least_loaded import METHODS
 from sidecar.wire import RequestFacts, Want

@@ -4,7 +4,7 @@ from typing import ClassVar
 
 import msgspec
 
-from sidecar.budget import LoadView
+from sidecar.loads import LoadView
 from sidecar.policies.base import Choice, NoParams, Reason
 from sidecar.policies.least_loaded import take_turns
 from sidecar.wire import RequestFacts, Want

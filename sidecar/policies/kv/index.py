@@ -1,0 +1,159 @@
+"""Which ranks hold which prefix: a radix tree over chained prefix-block hashes.
+
+A block's hash covers all that precedes it, so one dictionary finds the deepest known block of a
+prompt by bisection. Consecutive blocks that were used together share a node; a node knows in which
+span each rank used it last (footprint.py says whether it is still there).
+"""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+
+from sidecar.policies.kv.footprint import Footprint
+
+NODE_WEIGHT = 4
+"""A node takes about as much memory as this many blocks."""
+
+
+class Node:
+    """Blocks `start` to `start + len(blocks) - 1` of the prompts that pass through here."""
+
+    __slots__ = ("above", "begin", "blocks", "children", "end", "seen", "start", "tail")
+
+    def __init__(self, above: "Node | None", start: int, begin: int) -> None:
+        self.above = above or self
+        """The node before it; of the root itself."""
+        self.start = start
+        """Number of blocks before it."""
+        self.begin = self.end = self.tail = begin
+        """Tokens before it; up to its last block; up to the end of the prompt that ended here."""
+        self.blocks: list[int] = []
+        self.children = 0
+        self.seen: dict[int, int] = {}
+        """Rank -> span of its last use there."""
+
+
+class PrefixIndex:
+    """Prefixes of one SGLang instance. Bounded by `limit` blocks, a node counting as four.
+
+    ends: tokens up to the end of each block, ascending. footprints: by rank id, shared with the
+    owner, who adds ranks before they are used.
+    """
+
+    def __init__(self, ends: Sequence[int], footprints: dict[int, Footprint], limit: int) -> None:
+        self.ends = ends
+        self.footprints = footprints
+        self.limit = limit
+        self.weight = 0
+        self._root = Node(None, 0, 0)
+        self._where: dict[int, Node] = {}
+        # The least recently used first. A node is used with all above it, and they after it: so
+        # the first has no children.
+        self._recent: OrderedDict[Node, None] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._where)
+
+    def known(self, blocks: Sequence[int]) -> int:
+        """How many leading blocks of a prompt are known, wherever they are."""
+        where = self._where
+        if not blocks or blocks[0] not in where:
+            return 0
+        low, high = 1, len(blocks) + 1  # blocks[low - 1] is known, blocks[high - 1] is not
+        while high - low > 1:
+            middle = (low + high) // 2
+            if blocks[middle - 1] in where:
+                low = middle
+            else:
+                high = middle
+        return low
+
+    def held(self, blocks: Sequence[int], tokens: int) -> dict[int, int]:
+        """Rank id -> leading tokens of the prompt that it holds, the longest first; no zeros."""
+        known = self.known(blocks)
+        found: dict[int, int] = {}
+        if not known:
+            return found
+        node = self._where[blocks[known - 1]]
+        whole = known == node.start + len(node.blocks)
+        length = min(tokens, node.tail) if whole else self.ends[known - 1]
+        footprints = self.footprints
+        while node is not self._root:
+            for rank, seen in node.seen.items():
+                if rank not in found and seen >= footprints[rank].oldest:
+                    found[rank] = length
+            node = node.above
+            length = node.end
+        return found
+
+    def use(self, blocks: Sequence[int], tokens: int, rank: int, span: int) -> None:
+        """A prompt of `tokens` tokens went to a rank in `span`: it holds all of it from now on."""
+        if not blocks:
+            return
+        known = self.known(blocks)
+        node = self._where[blocks[known - 1]] if known else self._root
+        inside = known - node.start
+        if inside < len(node.blocks) and (known < len(blocks) or rank not in node.seen):
+            node = self._split(node, inside)
+        if known < len(blocks):
+            node = self._grow(node, blocks, known, rank, span)
+        if node.start + len(node.blocks) == len(blocks):
+            node.tail = tokens if not node.children else node.end
+        self._touch(node, rank, span)
+        while self.weight > self.limit and len(self._recent) > 1:
+            self._remove(next(iter(self._recent)))
+
+    def _grow(self, node: Node, blocks: Sequence[int], known: int, rank: int, span: int) -> Node:
+        """Add the blocks that nobody knows; in place where the prompt is a turn of one session."""
+        alone = node is not self._root and not node.children and node.seen.keys() == {rank}
+        if alone:
+            footprint = self.footprints[rank]
+            before = node.end - node.begin
+            alone = footprint.holds(node.seen[rank])
+        if alone:
+            footprint.drop(before, node.seen[rank])
+            node.seen[rank] = -1
+        else:
+            node.tail = node.end
+            node.children += 1
+            node = Node(node, known, node.end)
+            self.weight += NODE_WEIGHT
+        new = blocks[known:]
+        node.blocks.extend(new)
+        node.end = node.tail = self.ends[len(blocks) - 1]
+        self._where.update(dict.fromkeys(new, node))
+        self.weight += len(new)
+        return node
+
+    def _split(self, node: Node, at: int) -> Node:
+        """Cut a node in two before its block `at`; returns the upper part, which is new."""
+        upper = Node(node.above, node.start, node.begin)
+        upper.blocks, node.blocks = node.blocks[:at], node.blocks[at:]
+        upper.end = upper.tail = node.begin = self.ends[node.start + at - 1]
+        node.start += at
+        node.above = upper
+        upper.children = 1
+        upper.seen = dict(node.seen)
+        self._where.update(dict.fromkeys(upper.blocks, upper))
+        self.weight += NODE_WEIGHT
+        # Right after its child, among the others as old as it: whoever splits uses the upper part
+        # next, and until then it must not be the first.
+        self._recent[upper] = None
+        return upper
+
+    def _touch(self, node: Node, rank: int, span: int) -> None:
+        footprint, recent = self.footprints[rank], self._recent
+        while node is not self._root:
+            seen = node.seen.get(rank, -1)
+            node.seen[rank] = footprint.use(node.end - node.begin, seen, span)
+            recent[node] = None
+            recent.move_to_end(node)
+            node = node.above
+
+    def _remove(self, node: Node) -> None:
+        del self._recent[node]
+        for block in node.blocks:
+            del self._where[block]
+        for rank, seen in node.seen.items():
+            self.footprints[rank].drop(node.end - node.begin, seen)
+        node.above.children -= 1
+        self.weight -= len(node.blocks) + NODE_WEIGHT

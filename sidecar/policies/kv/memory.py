@@ -1,0 +1,142 @@
+"""What `kv_affinity` knows of one SGLang instance; every part can be told again after a restart."""
+
+from collections.abc import Sequence
+
+from sidecar.loads import LoadView
+from sidecar.policies.kv.clock import SpanClock
+from sidecar.policies.kv.costs import Costs
+from sidecar.policies.kv.engine import Engine, PrefillRate
+from sidecar.policies.kv.footprint import Footprint
+from sidecar.policies.kv.index import PrefixIndex
+from sidecar.policies.kv.queue import PrefillQueue, Sent
+from sidecar.wire import LoadReport, RequestFacts
+
+MAX_WEIGHT = 1 << 18
+"""Bound of the index (see there): all that 8 ranks of 1M tokens can hold, in at most 64 MiB."""
+SPAN_SECONDS = 1.0
+"""How finely the times of uses are told apart; a cache evicts by them. A rank prefills some ten
+thousand tokens in that time, one percent of its cache."""
+
+
+class RankMemory:
+    """What is known of one rank."""
+
+    __slots__ = ("emptied_at", "engine", "footprint", "queue")
+
+    def __init__(self, footprint: Footprint) -> None:
+        self.footprint = footprint
+        self.queue = PrefillQueue()
+        self.engine = Engine()
+        self.emptied_at = float("-inf")
+        """When its cache was seen to be emptied last, monotonic seconds."""
+
+    def waiting(self, view: LoadView, position: int, rate: float) -> float:
+        """Tokens that wait for prefill on it, the rest of a chunked prompt included."""
+        unknown = self.queue.shrink(view.queued[position])
+        base = view.prefilling[position] + unknown * self.engine.typical_uncached
+        in_flight = view.in_flight[position]
+        return self.queue.drained(base, in_flight, rate, self.engine.credit, view.now)
+
+    @property
+    def recent_uncached(self) -> int:
+        """Prompt tokens that it computed lately, as the engine says."""
+        report = self.engine.report
+        return report.recent_uncached_tokens if report is not None else 0
+
+
+class Memory:
+    """Ranks, and the index over their caches.
+
+    ends: tokens up to the end of each prefix block. recent_seconds: how long what was used is
+    taken for active.
+    """
+
+    def __init__(self, ends: Sequence[int], recent_seconds: float, costs: Costs) -> None:
+        self.clock = SpanClock(SPAN_SECONDS)
+        self._recent_spans = round(recent_seconds / SPAN_SECONDS)
+        self.ranks: dict[int, RankMemory] = {}
+        self._footprints: dict[int, Footprint] = {}
+        self.index = PrefixIndex(ends, self._footprints, MAX_WEIGHT)
+        self.rate = PrefillRate()
+        self.costs = costs
+        self.position: dict[int, int] = {}
+        """Rank id -> position in the view that `costs` is for."""
+        self._usable: list[bool] = []
+        self._stale: set[int] = set()
+        """Positions whose costs have changed, or change with time."""
+
+    def rank(self, rank: int) -> RankMemory:
+        """What is known of a rank; made if new."""
+        found = self.ranks.get(rank)
+        if found is None:
+            footprint = self._footprints[rank] = Footprint(0, self.clock.span, self._since())
+            found = self.ranks[rank] = RankMemory(footprint)
+        return found
+
+    def look(self, view: LoadView) -> None:
+        """Bring the costs up to date for a decision on `view`."""
+        if self.clock.advance(view.now):
+            self._age()
+            self._stale.update(self.position.values())
+        if self._usable != view.usable or list(self.position) != view.ranks:
+            self._usable = list(view.usable)
+            self.position = {rank: position for position, rank in enumerate(view.ranks)}
+            self.costs.resize(len(view.ranks))
+            self._stale = set(self.position.values())
+        rate = self.rate.value
+        late = set()
+        for position in self._stale:
+            self.costs.update(position, self.rank(view.ranks[position]), view, rate)
+            if view.in_flight[position]:
+                late.add(position)
+        self._stale = late
+
+    def held(self, facts: RequestFacts) -> dict[int, float]:
+        """Rank id -> leading prompt tokens that it is expected to find in its cache; no zeros."""
+        ranks = self.ranks
+        found = self.index.held(facts.block_hashes, facts.tokens)
+        return {rank: tokens * ranks[rank].engine.credit for rank, tokens in found.items()}
+
+    def emptied_since(self, facts: RequestFacts, now: float) -> bool:
+        """Whether the cache of a key's last rank was emptied after the key was there last."""
+        return now - facts.last_age_ms / 1000 < self.rank(facts.last_rank).emptied_at
+
+    def use(self, facts: RequestFacts, rank: int, at: float) -> None:
+        """A request went to a rank at time `at`."""
+        self.rank(rank)
+        self.index.use(facts.block_hashes, facts.tokens, rank, self.clock.at(at))
+
+    def sent(self, facts: RequestFacts, rank: int, now: float) -> None:
+        """A request goes to a rank now, and waits there."""
+        tokens = facts.tokens
+        cached = self.index.held(facts.block_hashes, tokens).get(rank, 0)
+        # The last token is always computed: its output is the first of the answer.
+        cached = min(cached, tokens - 1) if tokens else 0
+        self.rank(rank).queue.add(Sent(cached, tokens - cached, now))
+        if rank in self.position:
+            self._stale.add(self.position[rank])
+        self.use(facts, rank, now)
+
+    def heard(self, report: LoadReport, view: LoadView, now: float) -> None:
+        """Take in the engine's word."""
+        rank = self.rank(report.rank)
+        position = self.position.get(report.rank)
+        if position is not None and position < len(view.queued):
+            rank.queue.shrink(view.queued[position])
+            self._stale.add(position)
+        if rank.engine.emptied(report):
+            self.clock.cut(now)
+            self._age()
+            rank.footprint.clear(self.clock.span)
+            rank.emptied_at = now
+        rank.footprint.capacity = report.capacity_tokens
+        rank.engine.heard(report, rank.queue.left, now, self.rate)
+        rank.queue.left = 0
+
+    def _since(self) -> int:
+        return max(0, self.clock.span - self._recent_spans + 1)
+
+    def _age(self) -> None:
+        since = self._since()
+        for footprint in self._footprints.values():
+            footprint.age(since)

@@ -1,0 +1,212 @@
+"""Each request goes where it costs least, its cache counted in. docs/policies.md has the evidence.
+
+All costs are in tokens of prefill. A conversation (a routing key, or a prompt that goes on where an
+earlier one ended) stays where its cache is until waiting there costs clearly more than computing
+it anew elsewhere; a new one is placed where it costs least for as long as it lives.
+"""
+
+from typing import Annotated, ClassVar, NamedTuple
+
+import msgspec
+from msgspec import Meta
+
+from sidecar.hashing import block_ends
+from sidecar.loads import LoadView
+from sidecar.policies.base import Choice, Reason, next_of
+from sidecar.policies.kv.costs import Costs
+from sidecar.policies.kv.memory import Memory
+from sidecar.policies.kv.spill import leaves
+from sidecar.wire import LoadReport, RequestFacts, Want
+
+MAX_BLOCKS = 128
+BLOCK_GROWTH = 14
+"""A block is a fourteenth of what precedes it: with 64-token blocks, 128 reach 1.38M tokens."""
+REPLICA_SHARE = 0.9
+"""A rank that holds this share of what the home holds is as good a home."""
+HISTORY = 8192
+"""Conversations that the hook tells a new sidecar of."""
+
+
+class KvAffinityParams(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    """Parameters, in tokens of prefill and seconds; docs/policies.md shows half and double."""
+
+    move_tokens: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=1e9,
+            description="Tokens of waiting and prefill that leaving a cache must save at least",
+        ),
+    ] = 16_384
+    move_ratio: Annotated[
+        float,
+        Meta(
+            ge=1,
+            le=1e6,
+            description="Times that staying must cost more than leaving, for a cache to be left",
+        ),
+    ] = 2.0
+    request_tokens: Annotated[
+        float,
+        Meta(ge=0, le=1e6, description="Tokens that each running or queued request counts as"),
+    ] = 300
+    session_tokens: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=1e6,
+            description="The same where a new conversation is placed, which will come again",
+        ),
+    ] = 1000
+    recent_weight: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=1e3,
+            description="What a token counts there that is active in the rank's cache, or that it "
+            "computed lately",
+        ),
+    ] = 0.1
+    recent_seconds: Annotated[
+        float, Meta(ge=1, le=86_400, description="How long a prompt is active after its last use")
+    ] = 120.0
+    block_tokens: Annotated[
+        int, Meta(ge=1, le=1 << 16, description="Tokens of the first prefix blocks")
+    ] = 64
+
+
+class Home(NamedTuple):
+    """The rank that a conversation belongs to."""
+
+    position: int
+    stay: str
+    leave: str
+    """Reasons for either."""
+
+
+class Offer(NamedTuple):
+    """What one rank offers a request; tokens."""
+
+    rank: int
+    held: float
+    """Prompt tokens expected in its cache."""
+    serving: float
+    """Cost of serving it there once."""
+    placing: float
+    """Cost of placing a conversation there."""
+
+
+class Explanation(NamedTuple):
+    """A decision with all that it was made from."""
+
+    choice: Choice
+    home: int
+    """Rank that the conversation belongs to; -1: none."""
+    offers: list[Offer]
+    """One for each live rank."""
+
+
+class KvAffinity:
+    """Placement, binding and spilling by cost."""
+
+    name: ClassVar[str] = "kv_affinity"
+    Params: ClassVar[type[msgspec.Struct]] = KvAffinityParams
+
+    def __init__(self, params: KvAffinityParams) -> None:
+        self.params = params
+        self.want = Want(
+            block_tokens=params.block_tokens,
+            max_blocks=MAX_BLOCKS,
+            block_growth=BLOCK_GROWTH,
+            history=HISTORY,
+        )
+
+    def new_memory(self) -> Memory:
+        """Nothing known."""
+        p, want = self.params, self.want
+        ends = block_ends(want.block_tokens, want.max_blocks, want.block_growth)
+        costs = Costs(p.request_tokens, p.session_tokens, p.recent_weight)
+        return Memory(ends, p.recent_seconds, costs)
+
+    def choose(self, facts: RequestFacts, view: LoadView) -> Choice:
+        memory: Memory = view.memory
+        memory.look(view)
+        held = memory.held(facts)
+        home = self._home(facts, held, view)
+        if home is None or not view.usable[home.position]:
+            position = self._least(memory.costs.placing, held, view)
+            if home is None:
+                return Choice(position, Reason.PLACED)
+            return Choice(position, Reason.STALE_SKIP, home.position)
+        return self._stay_or_leave(home, facts, held, view)
+
+    def learn(self, facts: RequestFacts, rank: int, age: float, view: LoadView) -> None:
+        if age:
+            view.memory.use(facts, rank, view.now - age)
+        else:
+            view.memory.sent(facts, rank, view.now)
+
+    def heard(self, report: LoadReport, view: LoadView, now: float) -> None:
+        view.memory.heard(report, view, now)
+
+    def explain(self, facts: RequestFacts, view: LoadView) -> Explanation:
+        """What `choose` would decide now, with all that it decides by; changes nothing."""
+        cursor = view.cursor
+        choice = self.choose(facts, view)
+        view.cursor = cursor
+        memory: Memory = view.memory
+        held, costs = memory.held(facts), memory.costs
+        home = self._home(facts, held, view)
+        offers = []
+        for rank, serving, placing in zip(view.ranks, costs.serving, costs.placing, strict=True):
+            lacking = facts.tokens - held.get(rank, 0.0)
+            offers.append(Offer(rank, held.get(rank, 0.0), serving + lacking, placing + lacking))
+        return Explanation(choice, -1 if home is None else view.ranks[home.position], offers)
+
+    def _home(self, facts: RequestFacts, held: dict[int, float], view: LoadView) -> Home | None:
+        """Where the request belongs: the last rank of its key, else the rank that holds most."""
+        memory: Memory = view.memory
+        position = memory.position
+        if facts.routing_key:
+            if facts.last_rank not in position or memory.emptied_since(facts, view.now):
+                return None
+            return Home(position[facts.last_rank], Reason.AFFINITY_HIT, Reason.SPILL)
+        placing = memory.costs.placing
+        most = max(
+            (
+                (tokens, -placing[position[rank]], position[rank])
+                for rank, tokens in held.items()
+                if rank in position
+            ),
+            default=None,
+        )
+        return most and Home(most[2], Reason.PREFIX_HIT, Reason.PREFIX_SPILL)
+
+    def _stay_or_leave(
+        self, home: Home, facts: RequestFacts, held: dict[int, float], view: LoadView
+    ) -> Choice:
+        memory: Memory = view.memory
+        serving, p = memory.costs.serving, self.params
+        here, there = home.position, self._least(serving, held, view)
+        mine, other = held.get(view.ranks[here], 0.0), held.get(view.ranks[there], 0.0)
+        # A key's next prompts need the cache here even where this prompt does not.
+        stake = float("inf") if facts.routing_key else max(0.0, mine - other)
+        stay, leave = serving[here] - mine, serving[there] - other
+        costs = (stay + facts.tokens, leave + facts.tokens)
+        if here == there or not leaves(*costs, stake, p.move_tokens, p.move_ratio):
+            return Choice(here, home.stay, here)
+        if other >= REPLICA_SHARE * mine:
+            return Choice(there, Reason.REPLICA_HIT, there)
+        return Choice(self._least(memory.costs.placing, held, view), home.leave, here)
+
+    def _least(self, costs: list[float], held: dict[int, float], view: LoadView) -> int:
+        """The position that costs least, what it holds counted; equals take turns."""
+        memory: Memory = view.memory
+        best, where = min(costs), -1
+        for rank, tokens in held.items():
+            position = memory.position.get(rank, -1)
+            if position >= 0 and costs[position] - tokens < best:
+                best, where = costs[position] - tokens, position
+        if where >= 0:
+            return where
+        return next_of(view, [position for position, cost in enumerate(costs) if cost == best])
