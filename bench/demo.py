@@ -26,7 +26,7 @@ from bench.simulated.launch import SimulatedServer, free_port
 
 SESSIONS, TURNS, OUTAGE_TURNS = 24, 6, 8
 SYSTEM_WORDS, TURN_WORDS, MAX_TOKENS = 2500, 250, 12
-SPILLS = ("spill", "token_spill", "stale_skip", "token_stale_skip")
+SPILLS = ("spill", "token_spill", "prefix_spill", "stale_skip", "token_stale_skip")
 _begun = time.monotonic()
 
 

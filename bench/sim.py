@@ -34,7 +34,8 @@ def arguments() -> argparse.ArgumentParser:
     add("--workload", required=True, metavar="NAME")
     add("--arm", required=True, action="append", metavar="NAME", help="may be given again")
     add("--baseline", metavar="NAME", help="arm to compare with (default: the first)")
-    add("--seeds", type=int, default=3, metavar="N", help="seeds 0 to N-1 (default: 3)")
+    add("--seeds", type=int, default=3, metavar="N", help="how many seeds (default: 3)")
+    add("--first-seed", type=int, default=0, metavar="N", help="seeds from N on (default: 0)")
     add("--server", action="append", default=[], metavar="FIELD=VALUE",
         help="of the modelled server: ranks, lockstep, rank.cache_tokens, steps.table, "
         "steps.shared, steps.prefill_scale, ...")  # fmt: skip
@@ -62,7 +63,7 @@ def main() -> int:
         server = server_from(options.server)
         outcomes = []
         for arm in dict.fromkeys(options.arm):
-            for seed in range(options.seeds):
+            for seed in range(options.first_seed, options.first_seed + options.seeds):
                 begun = time.monotonic()
                 cell = Cell(options.workload, arm, seed, server)
                 outcomes.append(run_cell(cell, options.traces))

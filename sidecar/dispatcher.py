@@ -8,13 +8,12 @@ from sidecar import wire
 from sidecar.budget import Budget
 from sidecar.errors import PeerError
 from sidecar.loads import LoadView
-from sidecar.policies import REASONS, Choice, Learner, Policy, Reason
+from sidecar.policies import REASONS, SPILLS, Choice, Learner, Policy, Reason
 from sidecar.policies.least_loaded import fewest_requests
 
 # Pairs of ranks whose spills are told apart: all of 64 ranks, the busiest of 320.
 MAX_PAIRS = 4096
 
-_SPILLS = frozenset({Reason.SPILL, Reason.STALE_SKIP, Reason.TOKEN_SPILL, Reason.TOKEN_STALE_SKIP})
 
 
 @dataclass(slots=True)
@@ -118,7 +117,7 @@ class Dispatcher:
             ranks.append(rank)
             reasons.append(reason)
             decisions[reason] += 1
-            if reason in _SPILLS:
+            if reason in SPILLS:
                 tally.count_spill(view.ranks[preferred], rank)
         if not view.known:
             tally.unguarded += len(ranks)
@@ -144,7 +143,7 @@ class Dispatcher:
                 and 0 <= position < size
                 and reason in REASONS
                 and type(preferred) is int
-                and (0 if reason in _SPILLS else -1) <= preferred < size
+                and (0 if reason in SPILLS else -1) <= preferred < size
             ):
                 return choice
             raise ValueError(f"{choice} of {size} ranks")

@@ -42,7 +42,12 @@ BYPASS_CAUSES = frozenset(
     }
 )
 ABSTAIN_CAUSES = frozenset({"pinned", "health_check", "warm_up", "bootstrap_room"})
-_HITS = ((Reason.AFFINITY_HIT, "routing_key"), (Reason.TOKEN_AFFINITY_HIT, "token_prefix"))
+_HITS = (
+    (Reason.AFFINITY_HIT, "routing_key"),
+    (Reason.TOKEN_AFFINITY_HIT, "token_prefix"),
+    (Reason.PREFIX_HIT, "prefix_blocks"),
+    (Reason.REPLICA_HIT, "replica"),
+)
 
 
 class Timings:

@@ -8,6 +8,7 @@ import pytest
 from sidecar.errors import PeerError
 from sidecar.hashing import key_hash
 from sidecar.policies import REGISTRY, Choice, make_policy
+from sidecar.wire import RequestFacts
 from tests.support import (
     INSTANCE,
     Server,
@@ -26,15 +27,27 @@ POLICIES = sorted(REGISTRY)
 SIZES = [2, 3, 8, 64, 320]
 
 
+def blocks(number: int, size: int) -> RequestFacts:
+    """A long prompt of prefix blocks, with a key and without, sent before and not."""
+    key = b"b-%d" % number if number % 2 else b""
+    hashes = [number * 1000 + block for block in range(40)]
+    return RequestFacts(key, 0, 4096, None, hashes, number % size if number % 3 else -1, 10)
+
+
 @pytest.mark.parametrize("size", SIZES)
 def test_every_reason_is_documented_and_occurs(size: int) -> None:
     for name in POLICIES:
-        dispatcher, server, drawn = make_dispatcher(name), Server(ranks=size), random.Random(size)
+        # Margins that loads of this test exceed.
+        params = {"move_tokens": 100, "move_ratio": 1} if name == "kv_affinity" else {}
+        dispatcher = make_dispatcher(name, **params)
+        server, drawn = Server(ranks=size), random.Random(size)
         seen, now = set(), 0.0
         for _ in range(300):
             now += drawn.choice([0.001, 0.01, 2.0])
             facts = [
-                drawn.choice([keyed(f"s-{i}"), keyless(), keyless(prefix=i * 7919)])
+                drawn.choice(
+                    [keyed(f"s-{i}"), keyless(), keyless(prefix=i * 7919), blocks(i, size)]
+                )
                 for i in range(drawn.choice([1, 2, 30]))
             ]
             reply = server.ask(dispatcher, facts, now)

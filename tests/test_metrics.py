@@ -13,6 +13,7 @@ from sidecar.dispatcher import Dispatcher
 from sidecar.hashing import key_hash
 from sidecar.metrics import BUCKETS_US, PREFIX, Health, Timings
 from sidecar.policies import Reason, make_policy
+from sidecar.wire import RequestFacts
 from tests.support import (
     INSTANCE,
     STALE_SECONDS,
@@ -79,6 +80,14 @@ def everything() -> tuple[Dispatcher, dict[str, int]]:
         dispatcher.handle(query([keyed(free)]), late)
     dispatcher.swap_policy(Bad(None))
     dispatcher.handle(query([keyed(free)]), late)
+    dispatcher.swap_policy(make_policy("kv_affinity", {"move_tokens": 5000, "move_ratio": 1}))
+    prompt = RequestFacts(b"", 0, 4096, None, list(range(1, 41)))
+    first, home = dispatcher.handle(query([prompt] * 2), late).ranks  # placed, prefix_hit
+    assert first == home
+    dispatcher.report(report(home, 4, running=60), late)
+    dispatcher.handle(query([prompt]), late)  # prefix_spill: two ranks hold it now
+    replica = msgspec.structs.replace(prompt, routing_key=b"k", last_rank=home, last_age_ms=1)
+    dispatcher.handle(query([replica]), late)  # replica_hit
     once = dict.fromkeys(REASONS, 1)
     return dispatcher, once | {"spill": 2}
 
@@ -103,15 +112,17 @@ def test_spills_hits_and_fallbacks() -> None:
     dispatcher, _ = everything()
     series = samples(exposition(dispatcher))
     spills = series["spills_total"]
-    assert sum(spills.values()) == 5  # 2 spills, a token spill, 2 stale skips
-    assert {source for _, source, _ in spills} == {"3"}
-    assert {target for _, _, target in spills} <= {str(SECOND), str(THIRD)}
+    assert sum(spills.values()) == 6  # 2 spills, a token spill, 2 stale skips, a prefix spill
+    of_third = {target: n for (_, source, target), n in spills.items() if source == "3"}
+    assert sum(of_third.values()) == 5
+    assert set(of_third) <= {str(SECOND), str(THIRD)}
     hits = series["affinity_hits_total"]
-    assert hits == {(INSTANCE, "routing_key"): 1, (INSTANCE, "token_prefix"): 1}
+    kinds = ("routing_key", "token_prefix", "prefix_blocks", "replica")
+    assert hits == {(INSTANCE, kind): 1 for kind in kinds}
     assert series["fallbacks_total"] == {(INSTANCE,): 1}
-    assert series["queries_total"] == {(INSTANCE,): 7}
+    assert series["queries_total"] == {(INSTANCE,): 10}
     assert series["policy_info"] == {("bad",): 1}
-    assert series["policy_version"] == {(): 5}
+    assert series["policy_version"] == {(): 6}
 
 
 def test_loads_of_each_rank() -> None:

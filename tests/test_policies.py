@@ -18,6 +18,10 @@ REASONS = {
         *("affinity_hit", "spill", "stale_skip", "fallback"),
         *("token_affinity_hit", "token_spill", "token_stale_skip"),
     },
+    "kv_affinity": {
+        *("placed", "affinity_hit", "spill", "stale_skip"),
+        *("prefix_hit", "replica_hit", "prefix_spill"),
+    },
     "round_robin": {"round_robin"},
     "total_requests": {"least_requests"},
     "total_tokens": {"least_tokens"},

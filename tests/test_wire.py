@@ -96,10 +96,11 @@ GOLDEN = {
             admitted_tokens=1_900_000,
             cached_tokens=1_200_000,
             flushes=2,
+            recent_uncached_tokens=70_000,
         ),
         wire.decode_report,
-        "dc0012a46c6f616401aa686f73743a333030303007cf17979cfe362a00012acd03e8ce001e84800304cd1388"
-        "ce000186a0cd0100cd0258cd2000ce001cfde0ce00124f8002",
+        "dc0013a46c6f616401aa686f73743a333030303007cf17979cfe362a00012acd03e8ce001e84800304cd1388"
+        "ce000186a0cd0100cd0258cd2000ce001cfde0ce00124f8002ce00011170",
     ),
 }
 

@@ -65,7 +65,7 @@ REPORT = {
     **dict.fromkeys(("epoch", "seq", "received", "received_tokens", "running", "waiting"), COUNT),
     **dict.fromkeys(("tokens", "capacity_tokens", "max_running"), COUNT),
     **dict.fromkeys(("waiting_uncached_tokens", "prefilling_tokens", "admitted_tokens"), COUNT),
-    **dict.fromkeys(("cached_tokens", "flushes"), COUNT),
+    **dict.fromkeys(("cached_tokens", "flushes", "recent_uncached_tokens"), COUNT),
 }
 REPLY = {
     **dict.fromkeys(("version", "seq", "boot", "policy_version"), ("1", None)),

@@ -77,6 +77,8 @@ class SidecarChooser:
             report = LoadReport(
                 *head, *counts, load.tokens, *bounds, load.waiting_uncached, *truth, recent
             )
+            if not cluster.spec.cache_figures:
+                report = LoadReport(*head, *counts, load.tokens, *bounds, load.waiting_uncached)
             self._on_the_way.append((now + self._delay, report))
         while self._on_the_way and self._on_the_way[0][0] <= now:
             self.dispatcher.report(self._on_the_way.popleft()[1], now)

@@ -20,6 +20,8 @@ class ServerSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Nothing is computed before this time, as after a start without warm-up."""
     report_delay_seconds: Annotated[float, Meta(ge=0.0, le=3600.0)] = 0.0
     """How late our hook's load reports reach the sidecar."""
+    cache_figures: bool = True
+    """Whether load reports tell what was found in the prefix cache; older hooks do not."""
     rank: RankSpec = RankSpec()
     steps: StepParams = StepParams()
 

@@ -8,7 +8,7 @@ from bench.model.server import ServerSpec
 from bench.outcome import Outcome
 from bench.workloads.base import Workload
 
-SPILLS = frozenset(("spill", "token_spill", "stale_skip", "token_stale_skip"))
+SPILLS = frozenset(("spill", "token_spill", "prefix_spill", "stale_skip", "token_stale_skip"))
 
 
 def simulate(workload: Workload, arm: Arm, seed: int, server: ServerSpec) -> Outcome:

@@ -6,7 +6,7 @@ process, whatever PYTHONHASHSEED is.
 
 from collections.abc import Iterable, Iterator
 from random import Random
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
@@ -26,6 +26,10 @@ MaybeTokens = Annotated[int, Meta(ge=0, le=1_000_000)]
 Seconds = Annotated[float, Meta(ge=0, le=3600)]
 Rate = Annotated[float, Meta(gt=0, le=100_000)]
 Share = Annotated[float, Meta(ge=0, le=1)]
+
+
+Half = Literal["all", "even", "odd"]
+"""Which part of a trace: parameters are chosen on one half and judged on the other."""
 
 
 class WorkloadError(ValueError):

@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Meta
 
 from bench.workloads.base import Call, Source
-from bench.workloads.common import CALLS, Count, Params, Rate, once, poisson, rng
+from bench.workloads.common import CALLS, Count, Half, Params, Rate, once, poisson, rng
 from bench.workloads.trace_files import at_line, find, read_lines
 
 BLOCK = 512
@@ -47,6 +47,8 @@ class MooncakeParams(Params, frozen=True, kw_only=True):
     speed: Rate = 1.0
     rate: Rate | None = None
     concurrency: Count | None = None
+    half: Half = "all"
+    """Windows in the first half of the trace (even), or in the second (odd)."""
 
     def __post_init__(self) -> None:
         chosen = (self.speed != 1.0) + (self.rate is not None) + (self.concurrency is not None)
@@ -80,8 +82,10 @@ class Mooncake:
     def __init__(self, name: str, params: MooncakeParams, records: Sequence[Record]) -> None:
         self.name = name
         self.params = params
-        self._records = records
-        self._count = min(params.requests, len(records))
+        middle = len(records) // 2
+        part = {"all": slice(None), "even": slice(middle), "odd": slice(middle, None)}[params.half]
+        self._records = records[part]
+        self._count = min(params.requests, len(self._records))
         if params.rate is not None:
             how = f"open loop, Poisson, {params.rate:g} requests a second"
         elif params.concurrency is not None:
@@ -89,7 +93,7 @@ class Mooncake:
         else:
             how = f"open loop at the recorded times, {params.speed:g} times as fast"
         self.description = (
-            f"{self._count:,} consecutive requests of the {len(records):,} of Mooncake's "
+            f"{self._count:,} consecutive requests of {len(self._records):,} of Mooncake's "
             f"conversation trace, without keys, blocks of {BLOCK} tokens; {how}."
         )
 

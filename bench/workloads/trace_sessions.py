@@ -23,6 +23,7 @@ from bench.workloads.common import (
     CALLS,
     STREAM,
     Count,
+    Half,
     Params,
     Rate,
     Seconds,
@@ -49,6 +50,8 @@ class TraceSessionsParams(Params, frozen=True, kw_only=True):
     max_context: Tokens = 262_144
     max_think: Seconds = 60.0
     subagent_keys: Literal["session", "own"] = "session"
+    half: Half = "all"
+    """Sessions whose place in the trace is even, or odd."""
 
 
 class _Agent(msgspec.Struct):
@@ -76,7 +79,10 @@ class TraceSessions:
         distinct = dict.fromkeys(_prefixes(sessions))
         self._prefixes = {prefix: number for number, prefix in enumerate(distinct)}
         kept = ((index, each, self._kept(each.requests)) for index, each in enumerate(sessions))
-        self._sessions = [(index, each, items) for index, each, items in kept if items]
+        parts = {"all": (0, 1), "even": (0,), "odd": (1,)}[p.half]
+        self._sessions = [
+            (index, each, items) for index, each, items in kept if items and index % 2 in parts
+        ]
         if not self._sessions:
             raise WorkloadError(f"{name}: max_context: every session begins with more tokens")
         self._count = min(p.sessions, len(self._sessions))

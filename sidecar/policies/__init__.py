@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 
 from sidecar.errors import ConfigError
-from sidecar.policies.base import REASONS, Choice, Learner, Policy, Reason
+from sidecar.policies.base import REASONS, SPILLS, Choice, Learner, Policy, Reason
 from sidecar.policies.kv_affinity import KvAffinity
 from sidecar.policies.least_loaded import TotalRequests, TotalTokens
 from sidecar.policies.prefix_affinity import PrefixAffinity
@@ -19,7 +19,7 @@ REGISTRY: dict[str, type[Policy]] = {
     "total_tokens": TotalTokens,
 }
 
-__all__ = ["REASONS", "REGISTRY", "Choice", "Learner", "Policy", "Reason", "make_policy"]
+__all__ = ["REASONS", "REGISTRY", "SPILLS", "Choice", "Learner", "Policy", "Reason", "make_policy"]
 
 
 def make_policy(name: str, params: dict[str, Any] | None = None) -> Policy:

@@ -42,6 +42,16 @@ class Reason:
     """The policy failed; the rank with the fewest requests was taken."""
 
 
+SPILLS = frozenset(
+    {
+        Reason.SPILL,
+        Reason.STALE_SKIP,
+        Reason.TOKEN_SPILL,
+        Reason.TOKEN_STALE_SKIP,
+        Reason.PREFIX_SPILL,
+    }
+)
+"""Reasons of requests that did not go to their preferred rank."""
 REASONS = frozenset(value for name, value in vars(Reason).items() if name.isupper())
 
 
