@@ -23,9 +23,11 @@ from typing import Any
 from bench import report
 from bench.client import Row, Sessions, read_journal, summarize
 from bench.simulated.launch import SimulatedServer, free_port
+from sidecar.config import PolicyConfig
 
 SESSIONS, TURNS, OUTAGE_TURNS = 24, 6, 8
 SYSTEM_WORDS, TURN_WORDS, MAX_TOKENS = 2500, 250, 12
+POLICY = PolicyConfig().name
 SPILLS = ("spill", "token_spill", "prefix_spill", "stale_skip", "token_stale_skip")
 _begun = time.monotonic()
 
@@ -131,13 +133,13 @@ async def sidecar_arm(folder: Path, sidecar: Sidecar) -> tuple[dict[str, Any], d
     sidecar.start()
     env = {"DP_SIDECAR_ENDPOINT": sidecar.endpoint}
     with serving(folder, "sidecar", env) as (server, journal):
-        say("arm 2: the sidecar's prefix_affinity")
+        say(f"arm 2: the sidecar's {POLICY}")
         sessions = new_sessions(server)
         rows = await sessions.run(TURNS, Progress(SESSIONS * TURNS))
         arm = summarize(rows, read_journal(journal))
         reasons = sidecar.decisions()
         arm |= {
-            "name": "prefix_affinity (sidecar)",
+            "name": f"{POLICY} (sidecar)",
             "spills": sum(reasons.get(reason, 0) for reason in SPILLS),
             "fallbacks": reasons.get("fallback", 0),
         }

@@ -17,6 +17,7 @@ MAIN_ARMS = (
     "key_mod",
     PR,
     "prefix_affinity",
+    "kv_affinity",
     "chbl",
     "lmetric",
     "least_waiting_uncached",

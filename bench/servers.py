@@ -13,13 +13,13 @@ from bench.live.cells import Options
 from bench.live.launch import SIMULATED, Launch, check_arm, run_model
 from bench.live.target import find_control
 from bench.outcome import Outcome
-from bench.plan import BASELINE, PR
+from bench.plan import BASELINE
 from bench.workloads import make_workload
 from sidecar.control import Control
 
 SWITCHED = f"sidecar_{BASELINE}"
 """SGLang's baseline as the sidecar does it: a running server can be switched to it."""
-ARMS = (SWITCHED, PR, "prefix_affinity")
+ARMS = (SWITCHED, "prefix_affinity", "kv_affinity")
 """Arms of one warm server."""
 TWIN = "agentic:sessions=16:turns=5:think=1"
 """Small enough for simulated ranks in real time, where eleven processes share two cores."""

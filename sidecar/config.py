@@ -16,6 +16,7 @@ from msgspec import Meta
 
 from sidecar.errors import ConfigError
 from sidecar.policies import REGISTRY
+from sidecar.policies.kv_affinity import KvAffinityParams
 from sidecar.policies.prefix_affinity import PrefixAffinityParams
 
 if sys.version_info >= (3, 11):
@@ -78,8 +79,9 @@ class LogConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 
 class PolicyConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     name: Annotated[str, Meta(description="Policy in force: " + ", ".join(REGISTRY))] = (
-        "prefix_affinity"
+        "kv_affinity"
     )
+    kv_affinity: KvAffinityParams = KvAffinityParams()
     prefix_affinity: PrefixAffinityParams = PrefixAffinityParams()
 
     def params(self) -> dict[str, Any]:

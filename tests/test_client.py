@@ -169,7 +169,7 @@ def endpoint(directory: Path) -> str:
 
 
 def test_a_real_sidecar_answers(endpoint: str) -> None:
-    with sidecar_process(endpoint), hooked(endpoint) as hook:
+    with sidecar_process(endpoint, "--policy=prefix_affinity"), hooked(endpoint) as hook:
         hook.meet()
         answers = [hook.ask() for _ in range(50)]
         assert all(isinstance(answer, Reply) for answer in answers)
@@ -179,7 +179,7 @@ def test_a_real_sidecar_answers(endpoint: str) -> None:
 
 
 def test_what_the_policy_wants_is_heard_from_the_probe(endpoint: str) -> None:
-    with sidecar_process(endpoint), hooked(endpoint) as hook:
+    with sidecar_process(endpoint, "--policy=prefix_affinity"), hooked(endpoint) as hook:
         wait_for(lambda: hook.client.greet(50) or not hook.client.open)
         (heard,) = hook.heard
         assert heard.want == Want(prefix_tokens=4096)

@@ -24,6 +24,13 @@ OTHER = {
     "log.level": "debug",
     "log.format": "json",
     "policy.name": "round_robin",
+    "policy.kv_affinity.move_tokens": 1.0,
+    "policy.kv_affinity.move_ratio": 3.0,
+    "policy.kv_affinity.request_tokens": 2.0,
+    "policy.kv_affinity.session_tokens": 4.0,
+    "policy.kv_affinity.recent_weight": 0.5,
+    "policy.kv_affinity.recent_seconds": 60.0,
+    "policy.kv_affinity.block_tokens": 32,
     "policy.prefix_affinity.max_load_skew": 2.0,
     "policy.prefix_affinity.min_load_gap": 0.0,
     "policy.prefix_affinity.hash_tokens": 64,
@@ -129,7 +136,9 @@ def test_sources_add_up(tmp_path: Path) -> None:
     affinity = loaded.policy.prefix_affinity
     assert (affinity.hash_tokens, affinity.max_load_skew, affinity.min_load_gap) == (64, 3.0, 7.0)
     assert loaded.serve.max_instances == 2
-    assert loaded.policy.params() == msgspec.to_builtins(affinity)
+    assert loaded.policy.params() == msgspec.to_builtins(loaded.policy.kv_affinity)
+    other = config.load(file, env, {"--policy": "prefix_affinity"}).policy
+    assert other.params() == msgspec.to_builtins(other.prefix_affinity)
     assert config.load(None, {}, {"--policy": "round_robin"}).policy.params() == {}
 
 
@@ -138,6 +147,13 @@ NUMBERS = {
     "serve.max_instances": (0, 4097, "1", "4096"),
     "serve.drain_seconds": (-0.1, 60.5, "0", "60"),
     "admin.port": (-1, 65536, "0", "65535"),
+    "policy.kv_affinity.move_tokens": (-1, 1e10, "0", "1000000000"),
+    "policy.kv_affinity.move_ratio": (0.9, 1e7, "1", "1000000"),
+    "policy.kv_affinity.request_tokens": (-1, 1e7, "0", "1000000"),
+    "policy.kv_affinity.session_tokens": (-1, 1e7, "0", "1000000"),
+    "policy.kv_affinity.recent_weight": (-0.1, 1e4, "0", "1000"),
+    "policy.kv_affinity.recent_seconds": (0.5, 86401, "1", "86400"),
+    "policy.kv_affinity.block_tokens": (0, 65537, "1", "65536"),
     "policy.prefix_affinity.max_load_skew": (0.99, 1e7, "1.0", "1000000"),
     "policy.prefix_affinity.min_load_gap": (-0.1, 1e7, "0.0", "1000000"),
     "policy.prefix_affinity.hash_tokens": (0, 2**20 + 1, "1", "1048576"),
@@ -149,7 +165,11 @@ BAD = [
     ("admin.host", "", "1"),
     ("log.level", "loud", "debug, info, warning, error"),
     ("log.format", "xml", "text, json"),
-    ("policy.name", "nonsense", "prefix_affinity, round_robin, total_requests, total_tokens"),
+    (
+        "policy.name",
+        "nonsense",
+        "kv_affinity, prefix_affinity, round_robin, total_requests, total_tokens",
+    ),
     ("policy.name", "", "prefix_affinity, round_robin"),
     ("policy.prefix_affinity.fallback", "random", "round_robin, total_requests, total_tokens"),
 ]

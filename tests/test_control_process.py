@@ -61,10 +61,10 @@ def test_a_swap_is_seen_and_a_reload_undoes_it(endpoint: str) -> None:
         assert sidecar.metric("policy_info", policy="round_robin") == 1
         assert sidecar.metric("policy_version") == 2
         assert json.loads(sidecar.http("/status")[1])["policy"] == "round_robin"
-        assert sidecar.lines("INFO", "policy set: prefix_affinity -> round_robin version 2")
+        assert sidecar.lines("INFO", "policy set: kv_affinity -> round_robin version 2")
         sidecar.signal(signal.SIGHUP)
         wait_for(lambda: sidecar.metric("policy_version") == 3)
-        assert client.show().name == "prefix_affinity"
+        assert client.show().name == "kv_affinity"
         assert sidecar.http("/policy")[0] == 404, "not over TCP"
 
 
@@ -110,7 +110,7 @@ def test_two_sidecars(endpoint: str, directory: Path) -> None:
     second = f"ipc://{directory}/other/q"
     with sidecar_process(endpoint) as one, sidecar_process(second) as two:
         control_of(one).set_policy("round_robin")
-        assert control_of(two).show().name == "prefix_affinity"
+        assert control_of(two).show().name == "kv_affinity"
     shared = f"--control={directory}/shared"
     with sidecar_process(endpoint, shared) as one, sidecar_process(second, shared) as two:
         assert serves_without(two, "held by another sidecar", f"pid {one.pid}")
@@ -147,12 +147,14 @@ def test_stop_with_a_connection_that_says_nothing(endpoint: str, directory: Path
             control_of(sidecar).show()
 
 
+PREFIX = "--policy=prefix_affinity"
+
 # ---- the command
 
 
 @pytest.fixture(scope="module")
 def served() -> Iterator[Sidecar]:
-    with short_directory() as path, sidecar_process(f"ipc://{path}/q") as sidecar:
+    with short_directory() as path, sidecar_process(f"ipc://{path}/q", PREFIX) as sidecar:
         yield sidecar
 
 

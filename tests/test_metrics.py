@@ -78,8 +78,6 @@ def everything() -> tuple[Dispatcher, dict[str, int]]:
     for name in ("round_robin", "total_requests", "total_tokens"):
         dispatcher.swap_policy(make_policy(name))
         dispatcher.handle(query([keyed(free)]), late)
-    dispatcher.swap_policy(Bad(None))
-    dispatcher.handle(query([keyed(free)]), late)
     dispatcher.swap_policy(make_policy("kv_affinity", {"move_tokens": 5000, "move_ratio": 1}))
     prompt = RequestFacts(b"", 0, 4096, None, list(range(1, 41)))
     first, home = dispatcher.handle(query([prompt] * 2), late).ranks  # placed, prefix_hit
@@ -88,6 +86,8 @@ def everything() -> tuple[Dispatcher, dict[str, int]]:
     dispatcher.handle(query([prompt]), late)  # prefix_spill: two ranks hold it now
     replica = msgspec.structs.replace(prompt, routing_key=b"k", last_rank=home, last_age_ms=1)
     dispatcher.handle(query([replica]), late)  # replica_hit
+    dispatcher.swap_policy(Bad(None))
+    dispatcher.handle(query([keyed(free)]), late)
     once = dict.fromkeys(REASONS, 1)
     return dispatcher, once | {"spill": 2}
 

@@ -77,7 +77,7 @@ def answers(sidecar: Sidecar, **changes: object) -> bool:
 
 
 def test_a_query_is_answered_and_shown(endpoint: str) -> None:
-    with sidecar_process(endpoint) as sidecar:
+    with sidecar_process(endpoint, "--policy=prefix_affinity") as sidecar:
         with Asker(endpoint) as asker, Asker(endpoint + ".reports", zmq.PUSH) as push:
             push.send(wire.encode(report(3, running=2, waiting=1)))
             wait_for(lambda: sidecar.metric("load_reports_total") == 1)

@@ -12,8 +12,8 @@ from sidecar.policies.prefix_affinity import PrefixAffinity
 from sidecar.policies.round_robin import RoundRobin
 
 REGISTRY: dict[str, type[Policy]] = {
-    "prefix_affinity": PrefixAffinity,
     "kv_affinity": KvAffinity,
+    "prefix_affinity": PrefixAffinity,
     "round_robin": RoundRobin,
     "total_requests": TotalRequests,
     "total_tokens": TotalTokens,

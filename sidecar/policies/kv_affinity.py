@@ -37,7 +37,7 @@ class KvAffinityParams(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
             le=1e9,
             description="Tokens of waiting and prefill that leaving a cache must save at least",
         ),
-    ] = 16_384
+    ] = 16_384.0
     move_ratio: Annotated[
         float,
         Meta(
@@ -49,22 +49,23 @@ class KvAffinityParams(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     request_tokens: Annotated[
         float,
         Meta(ge=0, le=1e6, description="Tokens that each running or queued request counts as"),
-    ] = 300
+    ] = 300.0
     session_tokens: Annotated[
         float,
         Meta(
             ge=0,
             le=1e6,
-            description="The same where a new conversation is placed, which will come again",
+            description="Tokens that each of them counts as where a new conversation is placed, "
+            "which will come again",
         ),
-    ] = 1000
+    ] = 1000.0
     recent_weight: Annotated[
         float,
         Meta(
             ge=0,
             le=1e3,
-            description="What a token counts there that is active in the rank's cache, or that it "
-            "computed lately",
+            description="Tokens that each token counts as, where a new conversation is placed, "
+            "that is active in the rank's cache or was computed by it lately",
         ),
     ] = 0.1
     recent_seconds: Annotated[
