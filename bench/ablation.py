@@ -2,8 +2,8 @@
 
     python -m bench.ablation [--seeds 5] [--first-seed 0] [--half even] [--json]
 
-MODEL, virtual time. Each row takes a part away, or halves or doubles a parameter; each cell is TTFT
-mean, requests/s and reuse as ratios to the policy as shipped, on the same seeds (geometric means).
+MODEL, virtual time. Each row takes a part away, or halves or doubles a parameter; each cell is
+requests/s, TTFT mean and reuse as ratios to the policy as shipped, on the same seeds (geometric means).
 Traces are halved: what is chosen on the even half is judged on the odd one. docs/policies.md quotes
 the table.
 """
@@ -37,7 +37,7 @@ WORKLOADS = (
 )
 PARTS = {
     "no balance of what ranks had to do lately": (":recent_weight=0", ()),
-    "a new conversation counts like one request": (":session_tokens=300", ()),
+    "requests in queue and decode count nothing": (":request_tokens=0", ()),
     "no margin: always the least cost": (":move_tokens=0:move_ratio=1", ()),
     "absolute margin only": (":move_ratio=1", ()),
     "ratio only": (":move_tokens=0", ()),
@@ -47,12 +47,11 @@ PARTS = {
 SCALED = (
     "move_tokens",
     "request_tokens",
-    "session_tokens",
     "recent_weight",
     "recent_seconds",
     "block_tokens",
 )
-FIGURES = ("ttft_ms_mean", "req_per_s", "reuse")
+FIGURES = ("req_per_s", "ttft_ms_mean", "reuse")
 
 
 def variants() -> dict[str, tuple[str, tuple[str, ...]]]:
@@ -77,7 +76,7 @@ def main() -> int:
     options = parser.parse_args()
     workloads = [workload.format(half=options.half) for workload in WORKLOADS]
     runs = _measure(options, workloads)
-    rows = [["TTFT, req/s, reuse", *workloads]]
+    rows = [["req/s TTFT reuse", *workloads]]
     table = {}
     for name in variants():
         table[name] = {each: _ratios(runs, options, name, each) for each in workloads}

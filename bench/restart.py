@@ -175,6 +175,7 @@ class Restarting:
     def handle(self, query: Query, now: float) -> Reply:
         if now >= self._next:
             self._restart(query, now)
+            self._next += self._every * (1 + (now - self._next) // self._every)
         for rank in [rank for rank, due in self._silent.items() if now >= due]:
             del self._silent[rank]
             for follower in self._followers:
@@ -192,7 +193,7 @@ class Restarting:
         return reply
 
     def _restart(self, query: Query, now: float) -> None:
-        self._next += self._every * (1 + (now - self._next) // self._every)
+        """One started at `_next`; it hears reports since then, and of us with this query."""
         self._followers = [
             Restarted(self._make(), self._history if told else None, now, self._tallies[name])
             for name, told in (("with history", True), ("without history", False))
@@ -200,7 +201,8 @@ class Restarting:
         for follower in self._followers:
             follower.greet(query, now)
         size = len(query.ranks)
-        self._silent = {r: now + HEARTBEAT * (i + 1) / size for i, r in enumerate(self._last)}
+        late = HEARTBEAT / size
+        self._silent = {r: self._next + late * (i + 1) for i, r in enumerate(self._last)}
 
 
 def conversation_of(facts: RequestFacts) -> int | None:

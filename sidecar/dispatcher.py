@@ -15,7 +15,6 @@ from sidecar.policies.least_loaded import fewest_requests
 MAX_PAIRS = 4096
 
 
-
 @dataclass(slots=True)
 class Tally:
     """What was decided for one instance since the sidecar started; plain numbers for metrics."""

@@ -50,15 +50,6 @@ class KvAffinityParams(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
         float,
         Meta(ge=0, le=1e6, description="Tokens that each running or queued request counts as"),
     ] = 300.0
-    session_tokens: Annotated[
-        float,
-        Meta(
-            ge=0,
-            le=1e6,
-            description="Tokens that each of them counts as where a new conversation is placed, "
-            "which will come again",
-        ),
-    ] = 1000.0
     recent_weight: Annotated[
         float,
         Meta(
@@ -126,7 +117,7 @@ class KvAffinity:
         """Nothing known."""
         p, want = self.params, self.want
         ends = block_ends(want.block_tokens, want.max_blocks, want.block_growth)
-        costs = Costs(p.request_tokens, p.session_tokens, p.recent_weight)
+        costs = Costs(p.request_tokens, p.recent_weight)
         return Memory(ends, p.recent_seconds, costs)
 
     def choose(self, facts: RequestFacts, view: LoadView) -> Choice:

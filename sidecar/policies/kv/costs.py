@@ -14,14 +14,12 @@ class Costs:
     """Costs by position in the load view, kept up to date piece by piece: a decision that summed
     up all of 320 ranks anew would take too long.
 
-    request_tokens: what each running or queued request counts. session_tokens: the same where a
-    new conversation is placed, which will come again. recent_weight: what a token counts there that
-    is active in the cache or was computed lately.
+    request_tokens: what each running or queued request counts. recent_weight: what a token counts
+    that is active in the cache or was computed lately, where a new conversation is placed.
     """
 
-    def __init__(self, request_tokens: float, session_tokens: float, recent_weight: float) -> None:
+    def __init__(self, request_tokens: float, recent_weight: float) -> None:
         self.request_tokens = request_tokens
-        self.session_tokens = session_tokens
         self.recent_weight = recent_weight
         self.serving: list[float] = []
         """Of serving one request: tokens that wait for prefill, and the requests beside it."""
@@ -37,8 +35,7 @@ class Costs:
         if not view.usable[position]:
             self.serving[position] = self.placing[position] = INFINITE
             return
-        requests = view.requests[position]
-        waiting = rank.waiting(view, position, rate)
-        self.serving[position] = waiting + self.request_tokens * requests
-        recent = self.recent_weight * (rank.footprint.active + rank.recent_uncached)
-        self.placing[position] = waiting + self.session_tokens * requests + recent
+        serving = rank.waiting(view, position, rate) + self.request_tokens * view.requests[position]
+        self.serving[position] = serving
+        recent = rank.footprint.active + rank.recent_uncached
+        self.placing[position] = serving + self.recent_weight * recent
