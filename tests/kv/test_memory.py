@@ -3,7 +3,7 @@
 from random import Random
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from sidecar.policies import make_policy
@@ -20,8 +20,11 @@ STALE = {
     "history": "what is told of the past does not mark its rank",
     "flush": "a new span, begun by a flush, ages all ranks and marks one",
     "restart": "a new span, begun by a restart, ages all ranks and marks one",
+    "ranks": "reports of ranks that left and came back between two decisions mark nobody",
     "limit": "the index forgets what other ranks hold and does not mark them",
 }
+FAILED = {"limit": 46, "pinned": 390, "history": 390, "flush": 308, "restart": 337, "ranks": 393}
+"""Seeds that failed once."""
 SEEDS, STEPS = st.integers(0, 1 << 32), st.integers(1, 150)
 
 
@@ -36,6 +39,7 @@ SEEDS, STEPS = st.integers(0, 1 << 32), st.integers(1, 150)
 )
 def test_costs_are_those_made_anew(event: str) -> None:
     @given(SEEDS, STEPS)
+    @example(FAILED.get(event, 1), 150)
     def run(seed: int, steps: int) -> None:
         dispatcher = checked(recent_seconds=3.0)
         world, things = World(dispatcher, Random(seed)), list(PLAIN)
@@ -68,7 +72,7 @@ def test_instances_never_mix(seed: int, steps: int) -> None:
     together, alone = checked(), checked()
     worlds = [World(together, Random(seed), "a"), World(together, Random(seed + 1), "b")]
     single, turns = World(alone, Random(seed + 1), "b"), Random(seed)
-    things = [*PLAIN, "silence", "controller", "ranks"]
+    things = [*PLAIN, "silence", "controller"]
     for _ in range(steps):
         if turns.random() < 0.5:
             live(worlds[0], 1, things)
@@ -98,14 +102,15 @@ def test_a_policy_that_went_and_came_back_knows_nothing_old(seed, before: int, a
 
 
 @pytest.mark.xfail(strict=True, reason="a memory goes on with the parameters it was made with")
-@pytest.mark.parametrize("name", ["request_tokens", "recent_weight", "recent_seconds"])
-def test_new_parameters_hold_from_the_next_decision_on(name: str) -> None:
+@pytest.mark.parametrize(
+    "changed", [{"request_tokens": 7.0}, {"recent_weight": 0.9}, {"recent_seconds": 2.0}], ids=str
+)
+def test_new_parameters_hold_from_the_next_decision_on(changed: dict[str, float]) -> None:
     dispatcher = checked()
     world = World(dispatcher, Random(1))
-    live(world, 50, PLAIN)
-    changed = getattr(dispatcher.policy.params, name) / 3
-    dispatcher.swap_policy(Checked(KvAffinityParams(**{name: changed})))
-    live(world, 50, PLAIN)
+    live(world, 100, PLAIN)
+    dispatcher.swap_policy(Checked(KvAffinityParams(**changed)))
+    live(world, 100, PLAIN)
     assert dispatcher.policy.decisions
 
 
