@@ -3,9 +3,9 @@
 `python -m bench.footprint [--json]`. The plugin is imported and called in fresh interpreters
 without DP_SIDECAR_ENDPOINT, as in an SGLang process that does not use it. The sidecar decides a
 million requests with a routing key each; its resident memory is read on the way. A dispatcher with
-kv_affinity, in a fresh process for each case, decides prompts of distinct prefix blocks, ten million
-blocks in all except where each prompt has one alone; what its resident memory grew by is read at a
-tenth and at the end. To reach: 5 ms, neither zmq nor msgspec loaded; 80 MiB, flat; 64 MiB, flat.
+kv_affinity, in a fresh process for each case, decides prompts of distinct prefix blocks, mostly ten
+million in all; what its resident memory grew by is read at a tenth and at the end. To reach: 5 ms,
+neither zmq nor msgspec loaded; 80 MiB, flat; 64 MiB, flat.
 """
 
 import gc

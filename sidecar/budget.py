@@ -28,7 +28,6 @@ class Instance:
         self._last_query = 0.0
         self.states: dict[int, RankState] = {}
         self.view = LoadView()
-        self._position: dict[int, int] = {}
         self._live: list[RankState] = []
         self._sent: list[int] = []
         self._sent_tokens: list[int] = []
@@ -47,7 +46,7 @@ class Instance:
         state.report, state.reported_at = report, now
         if self.epoch is not None and (last is None or report.epoch != last.epoch):
             self.sync()
-            if report.rank in self._position:
+            if report.rank in self.view.position:
                 state.reconcile(self.epoch)
         self._update(report.rank, state, now, first=last is None)
 
@@ -77,6 +76,7 @@ class Instance:
         view.queued[position] += 1
         view.in_flight[position] += 1
         view.tokens[position] += tokens
+        view.changed.add(position)
         if view.counted[position]:
             view.total += 1
 
@@ -137,7 +137,7 @@ class Instance:
 
     def _update(self, rank: int, state: RankState, now: float, *, first: bool) -> None:
         """Bring one rank's entry of the view up to date."""
-        position = self._position.get(rank)
+        position = self.view.position.get(rank)
         if position is None:
             return
         view = self.view
@@ -168,6 +168,7 @@ class Instance:
             running, queued = report.running, queued + report.waiting
             tokens += report.tokens
             view.prefilling[position] = report.prefilling_tokens
+        view.changed.add(position)
         view.requests[position], view.queued[position] = running + queued, queued
         view.tokens[position] = tokens
 
@@ -199,7 +200,7 @@ class Instance:
             # Reports of ranks that no controller calls live must not keep live ones out.
             self.states = {rank: self.states[rank] for rank in ranks if rank in self.states}
         self._live = [self._state(rank, now) for rank in ranks]
-        self._position = {rank: position for position, rank in enumerate(ranks)}
+        self.view.position = {rank: position for position, rank in enumerate(ranks)}
         size = len(ranks)
         self.view.ranks = list(ranks)
         self.view.rank_bytes = rank_bytes(ranks)

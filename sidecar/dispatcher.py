@@ -69,7 +69,8 @@ class Dispatcher:
 
     def swap_policy(self, policy: Policy) -> None:
         """Decide with another policy from the next query on; loads and counters stay."""
-        if policy.name != self.policy.name or policy.want != self.policy.want:
+        same = type(policy) is type(self.policy) and policy.params == self.policy.params
+        if not same:
             for instance in self.budget.instances.values():
                 instance.view.memory = None
         self.policy = policy
@@ -81,7 +82,9 @@ class Dispatcher:
         instance = self.budget.instance(report.instance, now)
         instance.apply_report(report, now)
         if self._learner is not None:
-            self._learner.heard(report, _remembering(instance.view, self._learner), now)
+            self._learner_told(
+                self._learner.heard, report, _remembering(instance.view, self._learner), now
+            )
 
     def handle(self, query: wire.Query, now: float) -> wire.Reply:
         """Decide every request of a query, each seeing those before it.
@@ -106,13 +109,13 @@ class Dispatcher:
         if learner is not None:
             _remembering(view, learner)
             for past in query.history:
-                learner.learn(past.facts, past.rank, past.age_ms / 1000, view)
+                self._learner_told(learner.learn, past.facts, past.rank, past.age_ms / 1000, view)
         for facts in query.requests:
             position, reason, preferred = self._decide(policy, facts, view)
             instance.assign(position, facts.tokens)
             rank = view.ranks[position]
             if learner is not None:
-                learner.learn(facts, rank, 0.0, view)
+                self._learner_told(learner.learn, facts, rank, 0.0, view)
             ranks.append(rank)
             reasons.append(reason)
             decisions[reason] += 1
@@ -130,6 +133,13 @@ class Dispatcher:
             reasons,
             policy.want,
         )
+
+    def _learner_told(self, method: Callable[..., None], *what: object) -> None:
+        """Tell a policy that learns; a fault of its code costs what it would have learnt."""
+        try:
+            method(*what)
+        except Exception as error:  # noqa: BLE001 - see the docstring
+            self.on_policy_error(error)
 
     def _decide(self, policy: Policy, facts: wire.RequestFacts, view: LoadView) -> Choice:
         """The policy's choice if it is a sound one; a policy may be anyone's code."""

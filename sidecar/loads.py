@@ -65,6 +65,10 @@ class LoadView:
 
     ranks: list[int] = field(default_factory=list)
     """Stable ids of the live ranks, ascending."""
+    position: dict[int, int] = field(default_factory=dict)
+    """Rank id -> its position."""
+    changed: set[int] = field(default_factory=set)
+    """Positions of which anything has changed since a policy that keeps sums emptied this."""
     rank_bytes: list[bytes] = field(default_factory=list)
     """Their ids as hash input."""
     requests: list[int] = field(default_factory=list)

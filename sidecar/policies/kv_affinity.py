@@ -10,7 +10,7 @@ from typing import Annotated, ClassVar, NamedTuple
 import msgspec
 from msgspec import Meta
 
-from sidecar.hashing import block_ends
+from sidecar.hashing import block_ends, key_hash, normalize_key
 from sidecar.loads import LoadView
 from sidecar.policies.base import Choice, Reason, next_of
 from sidecar.policies.kv.costs import Costs
@@ -74,6 +74,8 @@ class Home(NamedTuple):
     stay: str
     leave: str
     """Reasons for either."""
+    costs: list[float]
+    """What to compare it by with other ranks."""
 
 
 class Offer(NamedTuple):
@@ -96,6 +98,10 @@ class Explanation(NamedTuple):
     """Rank that the conversation belongs to; -1: none."""
     offers: list[Offer]
     """One for each live rank."""
+
+
+def _slot(facts: RequestFacts) -> int:
+    return key_hash(normalize_key(facts.routing_key))
 
 
 class KvAffinity:
@@ -137,6 +143,9 @@ class KvAffinity:
             view.memory.use(facts, rank, view.now - age)
         else:
             view.memory.sent(facts, rank, view.now)
+            if facts.routing_key:
+                position = view.position[rank]
+                view.placed[_slot(facts)] = position, "", position, 1
 
     def heard(self, report: LoadReport, view: LoadView, now: float) -> None:
         view.memory.heard(report, view, now)
@@ -158,11 +167,17 @@ class KvAffinity:
     def _home(self, facts: RequestFacts, held: dict[int, float], view: LoadView) -> Home | None:
         """Where the request belongs: the last rank of its key, else the rank that holds most."""
         memory: Memory = view.memory
-        position = memory.position
+        position = view.position
         if facts.routing_key:
-            if facts.last_rank not in position or memory.emptied_since(facts, view.now):
+            # Of the samples of one prompt in one query only we know where the first went.
+            last = view.placed.get(_slot(facts))
+            if last is not None:
+                here = last[0]
+            elif facts.last_rank in position and not memory.emptied_since(facts, view.now):
+                here = position[facts.last_rank]
+            else:
                 return None
-            return Home(position[facts.last_rank], Reason.AFFINITY_HIT, Reason.SPILL)
+            return Home(here, Reason.AFFINITY_HIT, Reason.SPILL, memory.costs.serving)
         placing = memory.costs.placing
         most = max(
             (
@@ -172,31 +187,53 @@ class KvAffinity:
             ),
             default=None,
         )
-        return most and Home(most[2], Reason.PREFIX_HIT, Reason.PREFIX_SPILL)
+        if most is None:
+            return None
+        # A prefix that many begin with says nothing of where one more of them should live.
+        goes_on = memory.index.goes_on(facts.block_hashes, facts.tokens)
+        costs = memory.costs.serving if goes_on else placing
+        return Home(most[2], Reason.PREFIX_HIT, Reason.PREFIX_SPILL, costs)
 
     def _stay_or_leave(
         self, home: Home, facts: RequestFacts, held: dict[int, float], view: LoadView
     ) -> Choice:
         memory: Memory = view.memory
-        serving, p = memory.costs.serving, self.params
-        here, there = home.position, self._least(serving, held, view)
+        here, there = home.position, self._least(home.costs, held, view)
+        if not self._leaves(home, there, facts, held, view):
+            return Choice(here, home.stay, here)
         mine, other = held.get(view.ranks[here], 0.0), held.get(view.ranks[there], 0.0)
+        if 0 < REPLICA_SHARE * mine <= other:
+            return Choice(there, Reason.REPLICA_HIT, there)
+        # It will live where it goes: there if it is worth it, by what it costs for longer.
+        longer = self._least(memory.costs.placing, held, view)
+        if self._leaves(home, longer, facts, held, view):
+            there = longer
+        return Choice(there, home.leave, here)
+
+    def _leaves(
+        self,
+        home: Home,
+        there: int,
+        facts: RequestFacts,
+        held: dict[int, float],
+        view: LoadView,
+    ) -> bool:
+        """Whether the request leaves its home for the rank at `there`."""
+        if there == home.position:
+            return False
+        mine = held.get(view.ranks[home.position], 0.0)
+        other = held.get(view.ranks[there], 0.0)
         # A key's next prompts need the cache here even where this prompt does not.
         stake = float("inf") if facts.routing_key else max(0.0, mine - other)
-        stay, leave = serving[here] - mine, serving[there] - other
-        costs = (stay + facts.tokens, leave + facts.tokens)
-        if here == there or not leaves(*costs, stake, p.move_tokens, p.move_ratio):
-            return Choice(here, home.stay, here)
-        if other >= REPLICA_SHARE * mine:
-            return Choice(there, Reason.REPLICA_HIT, there)
-        return Choice(self._least(memory.costs.placing, held, view), home.leave, here)
+        stay = home.costs[home.position] + facts.tokens - mine
+        leave = home.costs[there] + facts.tokens - other
+        return leaves(stay, leave, stake, self.params.move_tokens, self.params.move_ratio)
 
     def _least(self, costs: list[float], held: dict[int, float], view: LoadView) -> int:
         """The position that costs least, what it holds counted; equals take turns."""
-        memory: Memory = view.memory
         best, where = min(costs), -1
         for rank, tokens in held.items():
-            position = memory.position.get(rank, -1)
+            position = view.position.get(rank, -1)
             if position >= 0 and costs[position] - tokens < best:
                 best, where = costs[position] - tokens, position
         if where >= 0:

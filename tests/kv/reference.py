@@ -69,7 +69,7 @@ class Naive:
     def held(self, prompt: Path, tokens: int) -> dict[int, int]:
         """The slow way: each rank, each prefix, the longest first."""
         found = {}
-        deepest = max((n for n in range(len(prompt) + 1) if not n or prompt[:n] in self.known))
+        deepest = max(n for n in range(len(prompt) + 1) if not n or prompt[:n] in self.known)
         for rank, state in self.ranks.items():
             for end in range(len(prompt), 0, -1):
                 path = prompt[:end]

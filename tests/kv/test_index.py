@@ -3,7 +3,7 @@
 from bisect import bisect_right
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from sidecar.policies.kv.footprint import Footprint
@@ -72,11 +72,11 @@ def test_held_by_caches_that_evict(uses, asked, capacity: int, flushes: set[int]
 
 @pytest.mark.xfail(strict=True, reason=EMPTIED)
 @given(USES, ASKED, FLUSHES)
+@example([((0, 1, 2), 0, 0, 0), ((0,), 0, 0, 0)], [((0, 1, 2), 0)], {1})
 def test_held_by_caches_that_are_emptied(uses, asked, flushes: set[int]) -> None:
-    pair, now = Pair(RANKS), 0
-    for step, (prompt, tail, rank, _) in enumerate(uses):
-        now += 1
-        if step in flushes:
+    pair = Pair(RANKS)
+    for now, (prompt, tail, rank, _) in enumerate(uses):
+        if now in flushes:
             pair.clear(rank, now)
         pair.use(prompt, tail, rank, now)
         compare(pair, [*asked, *((used, 0) for used, *_ in uses)])

@@ -10,8 +10,8 @@ from sidecar.policies import make_policy
 from sidecar.policies.kv_affinity import KvAffinityParams
 from tests.kv.reference import check
 from tests.kv.server import Server, prompt
-from tests.kv.world import Checked, World, checked, live
-from tests.support import STALE_SECONDS
+from tests.kv.world import Checked, World, checked, fail, live
+from tests.support import STALE_SECONDS, make_dispatcher
 
 PLAIN = ["ask", "ask", "ask", "report", "report", "tick"]
 EVENTS = ["silence", "pinned", "history", "flush", "restart", "controller", "ranks"]
@@ -69,7 +69,8 @@ def test_costs_after_all_that_can_happen(seed: int, steps: int) -> None:
 @given(SEEDS, STEPS)
 def test_instances_never_mix(seed: int, steps: int) -> None:
     """Each decides as if it were alone."""
-    together, alone = checked(), checked()
+    together, alone = make_dispatcher("kv_affinity"), make_dispatcher("kv_affinity")
+    together.on_policy_error = alone.on_policy_error = fail
     worlds = [World(together, Random(seed), "a"), World(together, Random(seed + 1), "b")]
     single, turns = World(alone, Random(seed + 1), "b"), Random(seed)
     things = [*PLAIN, "silence", "controller"]

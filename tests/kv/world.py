@@ -64,7 +64,7 @@ class Checked(KvAffinity):
         costs = view.memory.costs
         assert costs.serving == pytest.approx(serving)
         assert costs.placing == pytest.approx(placing)
-        assert view.memory.position == {rank: n for n, rank in enumerate(view.ranks)}
+        assert view.position == {rank: n for n, rank in enumerate(view.ranks)}
         self.decisions += 1
         return choice
 

@@ -13,6 +13,8 @@ from sidecar.policies.kv.footprint import Footprint
 NODE_WEIGHT = 4
 """A node takes about as much memory as this many blocks."""
 
+GOES_ON_SHARE = 0.9
+
 
 class Node:
     """Blocks `start` to `start + len(blocks) - 1` of the prompts that pass through here."""
@@ -69,7 +71,7 @@ class PrefixIndex:
 
     def held(self, blocks: Sequence[int], tokens: int) -> dict[int, int]:
         """Rank id -> leading tokens of the prompt that it holds, the longest first; no zeros."""
-        known = self.known(blocks)
+        known = self.known(blocks[: len(self.ends)])
         found: dict[int, int] = {}
         if not known:
             return found
@@ -85,32 +87,50 @@ class PrefixIndex:
             length = node.end
         return found
 
-    def use(self, blocks: Sequence[int], tokens: int, rank: int, span: int) -> None:
-        """A prompt of `tokens` tokens went to a rank in `span`: it holds all of it from now on."""
+    def goes_on(self, blocks: Sequence[int], tokens: int) -> bool:
+        """Whether a prompt goes on where one earlier prompt ended, and no other does as yet.
+
+        Chat templates put other tokens at the end of a prompt than stand there in the next one: a
+        tenth may differ.
+        """
+        known = self.known(blocks[: len(self.ends)])
+        if not known:
+            return False
+        node = self._where[blocks[known - 1]]
+        return not node.children and self.ends[known - 1] >= GOES_ON_SHARE * node.end
+
+    def use(self, blocks: Sequence[int], tokens: int, rank: int, span: int) -> bool:
+        """A prompt of `tokens` tokens went to a rank in `span`: it holds all of it from now on.
+
+        Returns whether something else was forgotten for it.
+        """
+        blocks = blocks[: len(self.ends)]
         if not blocks:
-            return
+            return False
         known = self.known(blocks)
         node = self._where[blocks[known - 1]] if known else self._root
         inside = known - node.start
-        if inside < len(node.blocks) and (known < len(blocks) or rank not in node.seen):
+        if inside < len(node.blocks) and (known < len(blocks) or not self._holds(node, rank)):
             node = self._split(node, inside)
         if known < len(blocks):
             node = self._grow(node, blocks, known, rank, span)
         if node.start + len(node.blocks) == len(blocks):
             node.tail = tokens if not node.children else node.end
         self._touch(node, rank, span)
+        forgotten = False
         while self.weight > self.limit and len(self._recent) > 1:
             self._remove(next(iter(self._recent)))
+            forgotten = True
+        return forgotten
+
+    def _holds(self, node: Node, rank: int) -> bool:
+        return rank in node.seen and self.footprints[rank].holds(node.seen[rank])
 
     def _grow(self, node: Node, blocks: Sequence[int], known: int, rank: int, span: int) -> Node:
         """Add the blocks that nobody knows; in place where the prompt is a turn of one session."""
-        alone = node is not self._root and not node.children and node.seen.keys() == {rank}
+        alone = not node.children and node.seen.keys() == {rank} and self._holds(node, rank)
         if alone:
-            footprint = self.footprints[rank]
-            before = node.end - node.begin
-            alone = footprint.holds(node.seen[rank])
-        if alone:
-            footprint.drop(before, node.seen[rank])
+            self.footprints[rank].drop(node.end - node.begin, node.seen[rank])
             node.seen[rank] = -1
         else:
             node.tail = node.end

@@ -59,11 +59,8 @@ class Memory:
         self.index = PrefixIndex(ends, self._footprints, MAX_WEIGHT)
         self.rate = PrefillRate()
         self.costs = costs
-        self.position: dict[int, int] = {}
-        """Rank id -> position in the view that `costs` is for."""
-        self._usable: list[bool] = []
-        self._stale: set[int] = set()
-        """Positions whose costs have changed, or change with time."""
+        self._dirty: set[int] = set()
+        """Ranks whose costs have changed, or change with time."""
 
     def rank(self, rank: int) -> RankMemory:
         """What is known of a rank; made if new."""
@@ -77,19 +74,17 @@ class Memory:
         """Bring the costs up to date for a decision on `view`."""
         if self.clock.advance(view.now):
             self._age()
-            self._stale.update(self.position.values())
-        if self._usable != view.usable or list(self.position) != view.ranks:
-            self._usable = list(view.usable)
-            self.position = {rank: position for position, rank in enumerate(view.ranks)}
-            self.costs.resize(len(view.ranks))
-            self._stale = set(self.position.values())
-        rate = self.rate.value
-        late = set()
-        for position in self._stale:
-            self.costs.update(position, self.rank(view.ranks[position]), view, rate)
+        ranks, rate = view.ranks, self.rate.value
+        stale = view.changed | {view.position[r] for r in self._dirty if r in view.position}
+        if len(self.costs.serving) != len(ranks):
+            self.costs.resize(len(ranks))
+            stale = set(range(len(ranks)))
+        view.changed.clear()
+        self._dirty.clear()
+        for position in stale:
+            self.costs.update(position, self.rank(ranks[position]), view, rate)
             if view.in_flight[position]:
-                late.add(position)
-        self._stale = late
+                self._dirty.add(ranks[position])
 
     def held(self, facts: RequestFacts) -> dict[int, float]:
         """Rank id -> leading prompt tokens that it is expected to find in its cache; no zeros."""
@@ -104,7 +99,10 @@ class Memory:
     def use(self, facts: RequestFacts, rank: int, at: float) -> None:
         """A request went to a rank at time `at`."""
         self.rank(rank)
-        self.index.use(facts.block_hashes, facts.tokens, rank, self.clock.at(at))
+        self._dirty.add(rank)
+        if self.index.use(facts.block_hashes, facts.tokens, rank, self.clock.at(at)):
+            # What was forgotten may have been on any rank.
+            self._dirty.update(self.ranks)
 
     def sent(self, facts: RequestFacts, rank: int, now: float) -> None:
         """A request goes to a rank now, and waits there."""
@@ -113,17 +111,15 @@ class Memory:
         # The last token is always computed: its output is the first of the answer.
         cached = min(cached, tokens - 1) if tokens else 0
         self.rank(rank).queue.add(Sent(cached, tokens - cached, now))
-        if rank in self.position:
-            self._stale.add(self.position[rank])
         self.use(facts, rank, now)
 
     def heard(self, report: LoadReport, view: LoadView, now: float) -> None:
         """Take in the engine's word."""
         rank = self.rank(report.rank)
-        position = self.position.get(report.rank)
-        if position is not None and position < len(view.queued):
+        self._dirty.add(report.rank)
+        position = view.position.get(report.rank)
+        if position is not None:
             rank.queue.shrink(view.queued[position])
-            self._stale.add(position)
         if rank.engine.emptied(report):
             self.clock.cut(now)
             self._age()
@@ -140,3 +136,4 @@ class Memory:
         since = self._since()
         for footprint in self._footprints.values():
             footprint.age(since)
+        self._dirty.update(self.ranks)
