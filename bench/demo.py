@@ -55,14 +55,15 @@ class Progress:
 class Sidecar:
     """A sidecar process that can be killed and started again."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, policy: str = POLICY) -> None:
+        self.policy = policy
         self.endpoint, self.port = f"ipc://{folder / 'query.sock'}", free_port()
         self.log = (folder / "sidecar.log").open("ab")
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
         command = [sys.executable, "-m", "sidecar", "serve", f"--endpoint={self.endpoint}"]
-        command.append(f"--admin-port={self.port}")
+        command += [f"--admin-port={self.port}", f"--policy={self.policy}"]
         self.process = subprocess.Popen(command, stdout=self.log, stderr=self.log)
 
     def kill(self) -> None:

@@ -203,6 +203,7 @@ class Instance:
         self.view.position = {rank: position for position, rank in enumerate(ranks)}
         size = len(ranks)
         self.view.ranks = list(ranks)
+        self.view.changed = set(range(size))
         self.view.rank_bytes = rank_bytes(ranks)
         self.view.requests, self.view.tokens = [0] * size, [0] * size
         self.view.queued, self.view.prefilling = [0] * size, [0] * size

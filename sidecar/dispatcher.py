@@ -115,7 +115,7 @@ class Dispatcher:
             instance.assign(position, facts.tokens)
             rank = view.ranks[position]
             if learner is not None:
-                self._learner_told(learner.learn, facts, rank, 0.0, view)
+                self._learner_told(learner.learn, facts, rank, None, view)
             ranks.append(rank)
             reasons.append(reason)
             decisions[reason] += 1

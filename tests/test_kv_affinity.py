@@ -144,7 +144,6 @@ def test_a_key_that_moved_stays_where_it_moved_to() -> None:
         server.finish()
 
 
-@pytest.mark.xfail(strict=True, reason="0.9 of nothing is nothing: every rank is a replica")
 def test_a_key_that_leaves_with_no_copy_known_is_spilled() -> None:
     server = make_server(range(4))
     server.say(0, prefilling_tokens=round(10 * MOVE))
@@ -158,9 +157,6 @@ def test_a_copy_that_is_as_good_is_taken() -> None:
     server.ask(history=[past(facts, 0, 1.0), past(facts, 2, 2.0)])
     server.say(0, prefilling_tokens=round(10 * MOVE))
     assert one(server, facts) == (2, "replica_hit")
-
-
-WORSE = "it is placed by what a conversation costs, when serving it was compared"
 
 
 def spills(seeds: range) -> list[tuple[str, float, float]]:
@@ -189,7 +185,6 @@ def test_the_states_of_the_next_tests_let_some_keys_go() -> None:
     assert reasons["affinity_hit"] > 20
 
 
-@pytest.mark.xfail(strict=True, reason=WORSE)
 def test_a_key_is_never_spilled_to_what_costs_as_much() -> None:
     assert not [s for s in spills(range(200)) if s[0] == "spill" and s[2] >= s[1]]
 

@@ -32,17 +32,12 @@ def test_a_growing_prompt_keeps_its_rank(reports: bool) -> None:
     assert max(Counter(homes.values()).values()) <= 4
 
 
-COLLECTED = pytest.mark.xfail(
-    strict=True,
-    reason="without load, serving costs are equal and the first to hold any of it gets everybody: "
-    "each conversation is bound there from then on",
-)
+# One at a time and with tails of 100 tokens, a copy of the system prompt elsewhere would cost more
+# than it saves; nobody waits.
+LOADS = [*((64, 60, own) for own in (100, 952, 8000)), *((8, 200, own) for own in (100, 952, 8000))]
 
 
-@pytest.mark.parametrize(
-    ("concurrent", "most"), [(64, 60), (8, 200), pytest.param(0, 200, marks=COLLECTED)]
-)
-@pytest.mark.parametrize("own", [100, 952, 8000])
+@pytest.mark.parametrize(("concurrent", "most", "own"), [*LOADS, (0, 200, 952), (0, 200, 8000)])
 def test_a_system_prompt_of_everybody_does_not_collect_them(
     concurrent: int, most: int, own: int
 ) -> None:
@@ -183,7 +178,6 @@ def test_requests_without_blocks() -> None:
     assert one(server, RequestFacts(b"k", 0, 5000, None, [], 3, 10)) == (3, "affinity_hit")
 
 
-@pytest.mark.xfail(strict=True, reason="IndexError in learn(), where nobody catches it")
 def test_more_blocks_than_wanted() -> None:
     server = make_server()
     for tokens in (5000, 5001):
@@ -194,16 +188,11 @@ def test_more_blocks_than_wanted() -> None:
     assert one(server, prompt("p", 100))[1] == "placed"
 
 
-ALONE = pytest.mark.xfail(
-    strict=True, reason="a key's requests in one query do not know of each other (case 1)"
-)
-
-
 @pytest.mark.parametrize(
     ("key", "tokens"),
     [
         ("", 3000),
-        *(pytest.param("k", tokens, marks=ALONE) for tokens in (0, 40, 3000, 40_000)),
+        *(("k", tokens) for tokens in (0, 40, 3000, 40_000)),
     ],
 )
 def test_samples_of_one_prompt_stay_together(key: str, tokens: int) -> None:

@@ -96,8 +96,8 @@ class Learner(Protocol):
         """The memory of an instance, empty; it stands in `LoadView.memory`."""
         ...
 
-    def learn(self, facts: RequestFacts, rank: int, age: float, view: LoadView) -> None:
-        """A request went to a rank `age` seconds before `view.now`, whoever decided it."""
+    def learn(self, facts: RequestFacts, rank: int, age: float | None, view: LoadView) -> None:
+        """A request goes to a rank (age None), or went there `age` seconds before `view.now`."""
         ...
 
     def heard(self, report: LoadReport, view: LoadView, now: float) -> None:

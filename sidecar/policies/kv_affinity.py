@@ -138,14 +138,15 @@ class KvAffinity:
             return Choice(position, Reason.STALE_SKIP, home.position)
         return self._stay_or_leave(home, facts, held, view)
 
-    def learn(self, facts: RequestFacts, rank: int, age: float, view: LoadView) -> None:
-        if age:
-            view.memory.use(facts, rank, view.now - age)
-        else:
-            view.memory.sent(facts, rank, view.now)
-            if facts.routing_key:
-                position = view.position[rank]
-                view.placed[_slot(facts)] = position, "", position, 1
+    def learn(self, facts: RequestFacts, rank: int, age: float | None, view: LoadView) -> None:
+        if age is not None:
+            view.memory.told(facts, rank, view.now - age, view)
+            return
+        view.memory.sent(facts, rank, view.now)
+        if facts.routing_key:
+            # Of the samples of one prompt in one query only we know where the first went.
+            position = view.position[rank]
+            view.placed.setdefault(_slot(facts), (position, "", position, 1))
 
     def heard(self, report: LoadReport, view: LoadView, now: float) -> None:
         view.memory.heard(report, view, now)
@@ -169,12 +170,10 @@ class KvAffinity:
         memory: Memory = view.memory
         position = view.position
         if facts.routing_key:
-            # Of the samples of one prompt in one query only we know where the first went.
-            last = view.placed.get(_slot(facts))
-            if last is not None:
-                here = last[0]
-            elif facts.last_rank in position and not memory.emptied_since(facts, view.now):
+            if facts.last_rank in position and not memory.emptied_since(facts, view.now):
                 here = position[facts.last_rank]
+            elif _slot(facts) in view.placed:
+                here = view.placed[_slot(facts)][0]
             else:
                 return None
             return Home(here, Reason.AFFINITY_HIT, Reason.SPILL, memory.costs.serving)
@@ -190,7 +189,7 @@ class KvAffinity:
         if most is None:
             return None
         # A prefix that many begin with says nothing of where one more of them should live.
-        goes_on = memory.index.goes_on(facts.block_hashes, facts.tokens)
+        goes_on = memory.index.goes_on(facts.block_hashes)
         costs = memory.costs.serving if goes_on else placing
         return Home(most[2], Reason.PREFIX_HIT, Reason.PREFIX_SPILL, costs)
 

@@ -79,7 +79,10 @@ def test_arms_that_the_sidecar_can_switch_to():
     ("arm", "error"),
     [
         ("round_robin", "fixed at its start .MODEL"),
-        ("oracle", "only in the model.*can switch to kv_affinity, prefix_affinity, sidecar_round_robin"),
+        (
+            "oracle",
+            "only in the model.*can switch to kv_affinity, prefix_affinity, sidecar_round_robin",
+        ),
         ("nonsense", "no arm 'nonsense'"),
         ("smg_manual", "at a server without the hook .MODEL"),
         ("prefix_affinity:gap=1", "unknown field `gap`"),

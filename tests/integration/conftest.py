@@ -94,7 +94,8 @@ class Live:
 def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
     folder = tmp_path_factory.mktemp("live")
     journal = folder / "journal"
-    sidecar = Sidecar(folder)
+    # Its ranks follow from the keys alone, so tests can tell them beforehand.
+    sidecar = Sidecar(folder, "prefix_affinity")
     sidecar.start()
     env = {
         "DP_SIDECAR_ENDPOINT": sidecar.endpoint,

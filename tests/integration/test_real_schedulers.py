@@ -106,7 +106,7 @@ def test_sessions_find_their_cache_and_the_load_returns_to_zero(server):
         assert first < 20
         assert second > prompt * 0.4
     status = sidecar.status()
-    assert status["decisions"] == {"prefix_affinity": {"affinity_hit": 8}}
+    assert status["decisions"] == {"kv_affinity": {"placed": 4, "affinity_hit": 4}}
 
     def idle():
         return all(

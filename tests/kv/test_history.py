@@ -92,7 +92,6 @@ def test_a_new_sidecar_knows_what_it_is_told(parts: int) -> None:
     assert server.put(prompt("3", 2100)) == [2]
 
 
-@pytest.mark.xfail(strict=True, reason="what a rank held before it was first seen is ignored")
 def test_a_new_sidecar_that_is_asked_before_it_is_told() -> None:
     """The query that meets a new sidecar has no history; the next have."""
     server = Server(make_dispatcher("kv_affinity"), list(range(4)))
@@ -102,7 +101,6 @@ def test_a_new_sidecar_that_is_asked_before_it_is_told() -> None:
     assert held(server, 30, 2000) == list(range(30))
 
 
-@pytest.mark.xfail(strict=True, reason="all that precedes the sidecar is one span, evicted at once")
 def test_a_new_sidecar_is_told_of_more_than_the_cache_holds() -> None:
     server = new_sidecar(capacity=21_000)
     server.ask(history=day(30, 2000))
@@ -113,7 +111,6 @@ def test_a_new_sidecar_is_told_of_more_than_the_cache_holds() -> None:
     assert 8 <= len(some) <= 10
 
 
-@pytest.mark.xfail(strict=True, reason="the newest are told first, so the limit evicts them first")
 def test_a_new_sidecar_is_told_of_more_than_the_index_holds() -> None:
     server = new_sidecar()
     server.put(prompt("new", 100))
@@ -131,7 +128,6 @@ def test_what_is_told_waits_for_nothing() -> None:
     assert max(server.view.memory.costs.serving) == 0
 
 
-@pytest.mark.xfail(strict=True, reason="age 0 is taken for a request that is sent now")
 def test_what_is_told_of_this_moment_waits_for_nothing_that_it_sent() -> None:
     """A hook that decided alone tells it in the same millisecond; the counters say so too."""
     server = new_sidecar()

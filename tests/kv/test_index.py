@@ -2,7 +2,6 @@
 
 from bisect import bisect_right
 
-import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -34,7 +33,6 @@ def histories(draw) -> list[tuple]:
 
 USES = histories()
 FLUSHES = st.sets(st.integers(0, 15), max_size=3)
-EMPTIED = "a rank whose copy of a node is gone is taken for one that has it, and gets it whole"
 
 
 def compare(pair: Pair, asked: list[tuple]) -> None:
@@ -56,8 +54,10 @@ def test_held(uses: list[tuple], asked: list[tuple]) -> None:
         compare(pair, [*asked, (prompt, tail), (prompt[:-1], 0), ((*prompt, 9)[: len(ENDS)], 1)])
 
 
-@given(USES, ASKED, st.sampled_from([20, 60, 150]), FLUSHES)
-def test_held_by_caches_that_evict(uses, asked, capacity: int, flushes: set[int]) -> None:
+CAPACITIES = st.sampled_from([20, 60, 150])
+
+
+def evicting(uses: list[tuple], asked: list[tuple], capacity: int, flushes: set[int]) -> None:
     """But for prompts that end within a node, which renew all of it."""
     pair, now = Pair(RANKS, capacity), 0
     for step, (prompt, tail, rank, back) in enumerate(uses):
@@ -70,7 +70,17 @@ def test_held_by_caches_that_evict(uses, asked, capacity: int, flushes: set[int]
         compare(pair, [*asked, (prompt, tail)])
 
 
-@pytest.mark.xfail(strict=True, reason=EMPTIED)
+@given(USES, ASKED, CAPACITIES, FLUSHES)
+def test_held_by_caches_that_evict(uses, asked, capacity: int, flushes: set[int]) -> None:
+    evicting([(*use[:3], 0) for use in uses], asked, capacity, flushes)
+
+
+@given(USES, ASKED, CAPACITIES, FLUSHES)
+@example([((0,), 0, 0, 0), ((0, 0), 0, 0, 3)], [((0,), 0)], 20, {0})
+def test_held_by_caches_that_evict_and_are_told_late(uses, asked, capacity, flushes) -> None:
+    evicting(uses, asked, capacity, flushes)
+
+
 @given(USES, ASKED, FLUSHES)
 @example([((0, 1, 2), 0, 0, 0), ((0,), 0, 0, 0)], [((0, 1, 2), 0)], {1})
 def test_held_by_caches_that_are_emptied(uses, asked, flushes: set[int]) -> None:
@@ -82,7 +92,6 @@ def test_held_by_caches_that_are_emptied(uses, asked, flushes: set[int]) -> None
         compare(pair, [*asked, *((used, 0) for used, *_ in uses)])
 
 
-@pytest.mark.xfail(strict=True, reason=EMPTIED)
 def test_what_was_emptied_is_not_held_for_a_shorter_prompt() -> None:
     """The node of the long prompt is known still, and only a part of it is used again."""
     pair = Pair(1)

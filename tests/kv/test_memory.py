@@ -15,14 +15,6 @@ from tests.support import STALE_SECONDS, make_dispatcher
 
 PLAIN = ["ask", "ask", "ask", "report", "report", "tick"]
 EVENTS = ["silence", "pinned", "history", "flush", "restart", "controller", "ranks"]
-STALE = {
-    "pinned": "counters that a query corrects do not mark their rank",
-    "history": "what is told of the past does not mark its rank",
-    "flush": "a new span, begun by a flush, ages all ranks and marks one",
-    "restart": "a new span, begun by a restart, ages all ranks and marks one",
-    "ranks": "reports of ranks that left and came back between two decisions mark nobody",
-    "limit": "the index forgets what other ranks hold and does not mark them",
-}
 FAILED = {"limit": 46, "pinned": 390, "history": 390, "flush": 308, "restart": 337, "ranks": 393}
 """Seeds that failed once."""
 SEEDS, STEPS = st.integers(0, 1 << 32), st.integers(1, 150)
@@ -31,10 +23,8 @@ SEEDS, STEPS = st.integers(0, 1 << 32), st.integers(1, 150)
 @pytest.mark.parametrize(
     "event",
     [
-        pytest.param(event, marks=[pytest.mark.xfail(strict=True, reason=STALE[event])])
-        if event in STALE
-        else event
-        for event in ["ask", "limit", "unheard", *EVENTS]
+        *("ask", "limit", "unheard"),
+        *EVENTS,
     ],
 )
 def test_costs_are_those_made_anew(event: str) -> None:
@@ -59,7 +49,6 @@ def test_costs_are_those_made_anew(event: str) -> None:
     run()
 
 
-@pytest.mark.xfail(strict=True, reason="all of the above")
 @given(SEEDS, STEPS)
 def test_costs_after_all_that_can_happen(seed: int, steps: int) -> None:
     world = World(checked(recent_seconds=3.0), Random(seed))
@@ -102,7 +91,6 @@ def test_a_policy_that_went_and_came_back_knows_nothing_old(seed, before: int, a
     check(world.server.view.memory.index)
 
 
-@pytest.mark.xfail(strict=True, reason="a memory goes on with the parameters it was made with")
 @pytest.mark.parametrize(
     "changed", [{"request_tokens": 7.0}, {"recent_weight": 0.9}, {"recent_seconds": 2.0}], ids=str
 )
@@ -115,7 +103,6 @@ def test_new_parameters_hold_from_the_next_decision_on(changed: dict[str, float]
     assert dispatcher.policy.decisions
 
 
-@pytest.mark.xfail(strict=True, reason="a rank's queue is cut to that of the rank in its old place")
 def test_a_report_between_a_probe_with_other_ranks_and_the_next_decision() -> None:
     dispatcher = checked()
     server = Server(dispatcher, [0, 1, 2])
@@ -128,7 +115,6 @@ def test_a_report_between_a_probe_with_other_ranks_and_the_next_decision() -> No
     assert server.view.memory.costs.serving[0] == 1000 + dispatcher.policy.params.request_tokens
 
 
-@pytest.mark.xfail(strict=True, reason="what is assumed of a rank changes without marking it")
 def test_a_rank_without_reports_is_assumed_to_do_as_the_others_do() -> None:
     dispatcher = checked()
     server = Server(dispatcher, [0, 1])

@@ -24,7 +24,7 @@ def waiting(view: LoadView, position: int) -> float:
         queue.add(sent)
     report, base = rank.engine.report, view.prefilling[position]
     if report is not None and report.received:
-        typical = (report.admitted_tokens - report.cached_tokens) / report.received
+        typical = max(0, report.admitted_tokens - report.cached_tokens) / report.received
         base += typical * (queued - len(queue))
     credit, rate = rank.engine.credit, memory.rate.value
     return queue.drained(base, view.in_flight[position], rate, credit, view.now)
@@ -40,7 +40,8 @@ def costs_anew(params: KvAffinityParams, view: LoadView) -> tuple[list[float], l
             continue
         known = memory.ranks[rank]
         report, footprint = known.engine.report, known.footprint
-        since = max(footprint.oldest, memory.clock.span - round(params.recent_seconds) + 1)
+        begin = memory.clock._begins[-1]
+        since = max(footprint.oldest, memory.clock.at(begin - params.recent_seconds))
         recent = report.recent_uncached_tokens if report is not None else 0
         recent += sum(
             node.end - node.begin

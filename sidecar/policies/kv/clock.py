@@ -4,6 +4,8 @@ from bisect import bisect_right
 
 KEPT = 4096
 """Spans whose beginnings are known; what is older counts as of the oldest."""
+PAST = 600
+"""Spans before the first, for what is told of the past."""
 
 
 class SpanClock:
@@ -16,6 +18,11 @@ class SpanClock:
         self._begins = [float("-inf")]
         self._first = 0
         """Number of the span that `_begins` begins with."""
+
+    def begin(self, now: float) -> None:
+        """Number the spans that went before, of which there will be news; once, at the start."""
+        self._begins += [now - back * self.seconds for back in range(PAST, 0, -1)]
+        self.span += PAST
 
     def advance(self, now: float) -> bool:
         """Begin a new span if the present one is over; True if so. now: monotonic seconds."""

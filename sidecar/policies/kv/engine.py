@@ -71,4 +71,4 @@ class Engine:
         report = self.report
         if report is None or not report.received:
             return 0.0
-        return (report.admitted_tokens - report.cached_tokens) / report.received
+        return max(0, report.admitted_tokens - report.cached_tokens) / report.received

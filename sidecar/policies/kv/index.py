@@ -87,17 +87,20 @@ class PrefixIndex:
             length = node.end
         return found
 
-    def goes_on(self, blocks: Sequence[int], tokens: int) -> bool:
+    def goes_on(self, blocks: Sequence[int]) -> bool:
         """Whether a prompt goes on where one earlier prompt ended, and no other does as yet.
 
-        Chat templates put other tokens at the end of a prompt than stand there in the next one: a
-        tenth may differ.
+        Chat templates put other tokens at the end of a prompt than stand there in the next one: the
+        last block may differ, or a tenth.
         """
         known = self.known(blocks[: len(self.ends)])
         if not known:
             return False
         node = self._where[blocks[known - 1]]
-        return not node.children and self.ends[known - 1] >= GOES_ON_SHARE * node.end
+        if node.children:
+            return False
+        ended = node.start + len(node.blocks)
+        return known + 1 >= ended or self.ends[known - 1] >= GOES_ON_SHARE * node.end
 
     def use(self, blocks: Sequence[int], tokens: int, rank: int, span: int) -> bool:
         """A prompt of `tokens` tokens went to a rank in `span`: it holds all of it from now on.
@@ -129,6 +132,7 @@ class PrefixIndex:
     def _grow(self, node: Node, blocks: Sequence[int], known: int, rank: int, span: int) -> Node:
         """Add the blocks that nobody knows; in place where the prompt is a turn of one session."""
         alone = not node.children and node.seen.keys() == {rank} and self._holds(node, rank)
+        alone = alone and node.seen[rank] <= span
         if alone:
             self.footprints[rank].drop(node.end - node.begin, node.seen[rank])
             node.seen[rank] = -1

@@ -7,7 +7,7 @@ from sidecar.policies.kv.clock import SpanClock
 from sidecar.policies.kv.costs import Costs
 from sidecar.policies.kv.engine import Engine, PrefillRate
 from sidecar.policies.kv.footprint import Footprint
-from sidecar.policies.kv.index import PrefixIndex
+from sidecar.policies.kv.index import NODE_WEIGHT, PrefixIndex
 from sidecar.policies.kv.queue import PrefillQueue, Sent
 from sidecar.wire import LoadReport, RequestFacts
 
@@ -53,7 +53,9 @@ class Memory:
 
     def __init__(self, ends: Sequence[int], recent_seconds: float, costs: Costs) -> None:
         self.clock = SpanClock(SPAN_SECONDS)
-        self._recent_spans = round(recent_seconds / SPAN_SECONDS)
+        self._recent_seconds = recent_seconds
+        self._since = 0
+        """The span with which the recent past begins."""
         self.ranks: dict[int, RankMemory] = {}
         self._footprints: dict[int, Footprint] = {}
         self.index = PrefixIndex(ends, self._footprints, MAX_WEIGHT)
@@ -66,14 +68,13 @@ class Memory:
         """What is known of a rank; made if new."""
         found = self.ranks.get(rank)
         if found is None:
-            footprint = self._footprints[rank] = Footprint(0, self.clock.span, self._since())
+            footprint = self._footprints[rank] = Footprint(0, 0, self._since)
             found = self.ranks[rank] = RankMemory(footprint)
         return found
 
     def look(self, view: LoadView) -> None:
         """Bring the costs up to date for a decision on `view`."""
-        if self.clock.advance(view.now):
-            self._age()
+        self._advance(view.now)
         ranks, rate = view.ranks, self.rate.value
         stale = view.changed | {view.position[r] for r in self._dirty if r in view.position}
         if len(self.costs.serving) != len(ranks):
@@ -96,8 +97,15 @@ class Memory:
         """Whether the cache of a key's last rank was emptied after the key was there last."""
         return now - facts.last_age_ms / 1000 < self.rank(facts.last_rank).emptied_at
 
-    def use(self, facts: RequestFacts, rank: int, at: float) -> None:
-        """A request went to a rank at time `at`."""
+    def told(self, facts: RequestFacts, rank: int, at: float, view: LoadView) -> None:
+        """A request went to a rank at time `at`, in the past; the newest are told first."""
+        # What is older than what fills the index would only push that out.
+        self._advance(view.now)
+        full = self.index.weight + len(facts.block_hashes) + NODE_WEIGHT > self.index.limit
+        if rank in view.position and not full:
+            self._use(facts, rank, at)
+
+    def _use(self, facts: RequestFacts, rank: int, at: float) -> None:
         self.rank(rank)
         self._dirty.add(rank)
         if self.index.use(facts.block_hashes, facts.tokens, rank, self.clock.at(at)):
@@ -111,7 +119,7 @@ class Memory:
         # The last token is always computed: its output is the first of the answer.
         cached = min(cached, tokens - 1) if tokens else 0
         self.rank(rank).queue.add(Sent(cached, tokens - cached, now))
-        self.use(facts, rank, now)
+        self._use(facts, rank, now)
 
     def heard(self, report: LoadReport, view: LoadView, now: float) -> None:
         """Take in the engine's word."""
@@ -120,20 +128,25 @@ class Memory:
         position = view.position.get(report.rank)
         if position is not None:
             rank.queue.shrink(view.queued[position])
+        self._advance(now)
         if rank.engine.emptied(report):
             self.clock.cut(now)
-            self._age()
+            self._age(now)
             rank.footprint.clear(self.clock.span)
             rank.emptied_at = now
         rank.footprint.capacity = report.capacity_tokens
         rank.engine.heard(report, rank.queue.left, now, self.rate)
         rank.queue.left = 0
 
-    def _since(self) -> int:
-        return max(0, self.clock.span - self._recent_spans + 1)
+    def _advance(self, now: float) -> None:
+        first = self.clock.span == 0
+        if first:
+            self.clock.begin(now)
+        if self.clock.advance(now) or first:
+            self._age(now)
 
-    def _age(self) -> None:
-        since = self._since()
+    def _age(self, now: float) -> None:
+        self._since = self.clock.at(now - self._recent_seconds)
         for footprint in self._footprints.values():
-            footprint.age(since)
+            footprint.age(self._since)
         self._dirty.update(self.ranks)
