@@ -45,6 +45,8 @@ bench-cost: venv
 	$(PYTHON_IN) -m bench.roundtrip
 	$(PYTHON_IN) -m bench.footprint
 	$(PYTHON_IN) -m bench.outage
+	$(PYTHON_IN) -m bench.restart
+	$(PYTHON_IN) -m bench.degraded
 
 clean:
 	rm -rf .venv .sglang .pytest_cache .hypothesis .mypy_cache .ruff_cache bench/out

@@ -3,8 +3,8 @@
     python -m bench.ablation [--seeds 5] [--first-seed 0] [--half even] [--json]
 
 MODEL, virtual time. Each row takes a part away, or halves or doubles a parameter; each cell is
-requests/s, TTFT mean and reuse as ratios to the policy as shipped, on the same seeds (geometric means).
-Traces are halved: what is chosen on the even half is judged on the odd one. docs/policies.md quotes
+requests/s, TTFT mean and reuse as ratios to the policy as shipped on the same seeds (geometric
+means). Traces are halved: what is chosen on the even half is judged on the odd one. docs/policies.md quotes
 the table.
 """
 

@@ -49,7 +49,7 @@ CONDITIONS = {
     "undisturbed": Setting(""),
     "reports 1 s late": Setting("", server=("report_delay_seconds=1",)),
     "reports 10 s late": Setting("", server=("report_delay_seconds=10",)),
-    # Later than the end of any of these workloads.
+    # Later than any of these workloads ends.
     "no reports": Setting("", server=("report_delay_seconds=3600",)),
     "no keys": Setting("", keys=False),
 }

@@ -10,12 +10,11 @@ the first one's decision. `without history` is told no past. A tie: the two rank
 its eyes. To reach: 99 % of the requests equal from one second after the restart on.
 """
 
-import argparse
 import sys
-import time
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -33,14 +32,12 @@ from sidecar.budget import Budget
 from sidecar.dispatcher import Dispatcher
 from sidecar.loads import LoadView
 from sidecar.policies import Choice, Policy, make_policy
+from sidecar.policies.kv_affinity import KvAffinity
 from sidecar.wire import LoadReport, Query, Reply, RequestFacts
 
 WORKLOADS = (
-    "agentic-trace-64:sessions=120",
-    "mooncake:requests=2000",
-    "short-chats",
-    "published-16x32",
-    "hot-key",
+    *("agentic-trace-64:sessions=120", "mooncake:requests=2000"),
+    *("short-chats", "published-16x32", "hot-key"),
 )
 POLICIES = ("kv_affinity", "prefix_affinity")
 HEARTBEAT = 0.25
@@ -71,15 +68,12 @@ class Tally:
         return sum(n for key, n in self.asked.items() if key[0] == settled)
 
     def summary(self) -> dict[str, Any]:
-        return {
-            name: {
-                "requests": self.requests(settled),
-                "equal": self.share(settled),
-                "ties": self.ties[settled],
-                "by_reason": {r: self.share(s, r) for s, r in sorted(self.asked) if s == settled},
-            }
-            for name, settled in (("first_second", False), ("later", True))
-        } | {"unequal": dict(self.unequal.most_common())}
+        told: dict[str, Any] = {"unequal": dict(self.unequal.most_common())}
+        for name, settled in (("first_second", False), ("later", True)):
+            shares = {r: self.share(s, r) for s, r in sorted(self.asked) if s == settled}
+            told[name] = {"requests": self.requests(settled), "equal": self.share(settled)}
+            told[name] |= {"ties": self.ties[settled], "by_reason": shares}
+        return told
 
 
 class Shadow:
@@ -101,12 +95,11 @@ class Shadow:
         return own._replace(position=self.real.position)
 
     def _as_good(self, facts: RequestFacts, view: LoadView) -> bool:
-        explain = getattr(self._policy, "explain", None)
-        if explain is None:
+        if not isinstance(self._policy, KvAffinity):
             return False
-        offers = explain(facts, view).offers
+        offers = self._policy.explain(facts, view).offers
         a, b = offers[self.own.position], offers[self.real.position]
-        return bool(abs(a.placing - b.placing) < 1 and abs(a.serving - b.serving) < 1)
+        return abs(a.placing - b.placing) < 1 and abs(a.serving - b.serving) < 1
 
 
 class Restarted:
@@ -118,15 +111,13 @@ class Restarted:
         self._dispatcher.policy = self._shadow  # type: ignore[assignment]  # it still learns
         self._history, self._since, self._tally = history, since, tally
 
-    def report(self, told: LoadReport, now: float) -> None:
-        self._dispatcher.report(told, now)
+        self.report = self._dispatcher.report
 
     def greet(self, query: Query, now: float) -> None:
         """What the hook sends when nobody answered for a while."""
-        if self._history is not None:
-            self._history.missed()
         reply = self._dispatcher.handle(msgspec.structs.replace(query, requests=[]), now)
         if self._history is not None:
+            self._history.missed()
             self._history.heard(reply)
 
     def follow(self, query: Query, real: Choice, cursor: int, now: float) -> None:
@@ -229,7 +220,7 @@ def measure(
     return tallies
 
 
-def arguments() -> argparse.ArgumentParser:
+def main() -> int:
     parser = report.arguments(__doc__)
     add = parser.add_argument
     add("--workload", action="append", metavar="NAME")
@@ -238,39 +229,28 @@ def arguments() -> argparse.ArgumentParser:
     add("--every", type=float, default=20.0, metavar="SECONDS", help="between restarts")
     add("--server", action="append", default=[], metavar="FIELD=VALUE")
     add("--traces", type=Path, default=TRACES, metavar="DIR")
-    return parser
-
-
-def main() -> int:
-    options = arguments().parse_args()
+    options = parser.parse_args()
     server = server_from(options.server)
-    rows = [["workload", "policy", "", "requests", "first second", "requests", "later", "or ties"]]
+    rows = [["workload", "policy", "", "requests", "first second", "requests", "later", "ties"]]
     table: dict[str, dict[str, Any]] = {}
-    details = []
-    for workload in options.workload or WORKLOADS:
-        for policy in options.policy or POLICIES:
-            begun = time.monotonic()
-            tallies = measure(
-                workload, policy, options.seeds, options.every, server, options.traces
-            )
-            print(f"{workload} {policy}: {time.monotonic() - begun:.0f} s", file=sys.stderr)
-            for name, tally in tallies.items():
-                told = table[f"{workload} {policy} {name}"] = tally.summary()
-                rows.append([workload, policy, name, *figures(told)])
-                details.append(f"{workload} {policy} {name}: {told['later']['by_reason']}; "
-                               f"unequal {told['unequal']}")  # fmt: skip
+    for workload, policy in product(options.workload or WORKLOADS, options.policy or POLICIES):
+        setting = (options.seeds, options.every, server, options.traces)
+        for name, tally in measure(workload, policy, *setting).items():
+            told = table[f"{workload} {policy} {name}"] = tally.summary()
+            rows.append([workload, policy, name, *figures(told)])
     report.show({"model": True, "table": table}, rows, as_json=options.json)
     if not options.json:
-        print("later, by reason:", *details, sep="\n")
+        print("later, by reason:")
+        for name, told in table.items():
+            print(f"{name}: {told['later']['by_reason']}; unequal {told['unequal']}")
     return 0
 
 
 def figures(told: dict[str, Any]) -> list[str]:
-    """A row of the table: how many requests, and the share that is equal."""
+    """A row of the table: how many requests, the share that is equal, and how many are ties."""
     first, later = told["first_second"], told["later"]
-    ties = (later["equal"] or 0) + later["ties"] / max(1, later["requests"])
-    cells = [first["requests"], first["equal"], later["requests"], later["equal"]]
-    return [*("-" if cell is None else str(cell) for cell in cells), f"{ties:.4f}"]
+    cells = [first["requests"], first["equal"], later["requests"], later["equal"], later["ties"]]
+    return ["-" if cell is None else str(cell) for cell in cells]
 
 
 if __name__ == "__main__":

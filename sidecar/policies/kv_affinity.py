@@ -178,20 +178,18 @@ class KvAffinity:
                 return None
             return Home(here, Reason.AFFINITY_HIT, Reason.SPILL, memory.costs.serving)
         placing = memory.costs.placing
-        most = max(
-            (
-                (tokens, -placing[position[rank]], position[rank])
-                for rank, tokens in held.items()
-                if rank in position
-            ),
-            default=None,
-        )
-        if most is None:
+        most, cost, where = 0.0, 0.0, -1
+        for rank, tokens in held.items():
+            if tokens >= most and rank in position:
+                at = position[rank]
+                if tokens > most or where < 0 or placing[at] < cost:
+                    most, cost, where = tokens, placing[at], at
+        if where < 0:
             return None
         # A prefix that many begin with says nothing of where one more of them should live.
         goes_on = memory.index.goes_on(facts.block_hashes)
         costs = memory.costs.serving if goes_on else placing
-        return Home(most[2], Reason.PREFIX_HIT, Reason.PREFIX_SPILL, costs)
+        return Home(where, Reason.PREFIX_HIT, Reason.PREFIX_SPILL, costs)
 
     def _stay_or_leave(
         self, home: Home, facts: RequestFacts, held: dict[int, float], view: LoadView
@@ -230,11 +228,15 @@ class KvAffinity:
 
     def _least(self, costs: list[float], held: dict[int, float], view: LoadView) -> int:
         """The position that costs least, what it holds counted; equals take turns."""
-        best, where = min(costs), -1
+        where, positions = -1, view.position
+        best = least = min(costs)
         for rank, tokens in held.items():
-            position = view.position.get(rank, -1)
-            if position >= 0 and costs[position] - tokens < best:
-                best, where = costs[position] - tokens, position
+            if rank in positions:
+                cost = costs[positions[rank]] - tokens
+                if cost < best:
+                    best, where = cost, positions[rank]
         if where >= 0:
             return where
-        return next_of(view, [position for position, cost in enumerate(costs) if cost == best])
+        if costs.count(least) == 1:
+            return next_of(view, [costs.index(least)])
+        return next_of(view, [position for position, cost in enumerate(costs) if cost == least])

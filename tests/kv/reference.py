@@ -16,7 +16,8 @@ Path = tuple[int, ...]
 
 def blocks_of(prompt: Sequence[int], namespace: int = 0) -> list[int]:
     """Chained hashes of a prompt whose letters are blocks."""
-    return [hash((namespace, tuple(prompt[: end + 1]))) for end in range(len(prompt))]
+    # Of small integers hash() is the same in every process; the wire has unsigned 64 bits.
+    return [hash((namespace, *prompt[: end + 1])) & (1 << 64) - 1 for end in range(len(prompt))]
 
 
 def size(path: Path) -> int:
@@ -115,13 +116,13 @@ def tokens_of(prompt: Path, tail: int) -> int:
 def check(index: PrefixIndex) -> None:
     """That all parts of an index agree with each other."""
     nodes = list(index._recent)
-    assert {id(node) for node in nodes} == {id(node) for node in index._where.values()}
-    assert sum(len(node.blocks) for node in nodes) == len(index) == len(index._where)
+    assert {id(node) for node in nodes} == {id(node) for node in index._first.values()}
+    assert sum(len(node.blocks) for node in nodes) == len(index)
     assert index.weight == len(index) + NODE_WEIGHT * len(nodes)
     children = Counter(id(node.above) for node in nodes)
     for node in nodes:
         assert node.blocks
-        assert all(index._where[block] is node for block in node.blocks)
+        assert index._first[node.blocks[0]] is node
         assert node.begin == node.above.end
         assert node.start == node.above.start + len(node.above.blocks)
         assert node.end == index.ends[node.start + len(node.blocks) - 1] <= node.tail

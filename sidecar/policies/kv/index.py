@@ -1,17 +1,19 @@
 """Which ranks hold which prefix: a radix tree over chained prefix-block hashes.
 
-A block's hash covers all that precedes it, so one dictionary finds the deepest known block of a
-prompt by bisection. Consecutive blocks that were used together share a node; a node knows in which
-span each rank used it last (footprint.py says whether it is still there).
+A block's hash covers all that precedes it, so one dictionary of the nodes' first blocks leads from
+node to node, and bisection tells how far into the last one a prompt goes. Consecutive blocks that
+were used together share a node; a node knows in which span each rank used it last (footprint.py
+says whether it is still there).
 """
 
+from array import array
 from collections import OrderedDict
 from collections.abc import Sequence
 
 from sidecar.policies.kv.footprint import Footprint
 
-NODE_WEIGHT = 4
-"""A node takes about as much memory as this many blocks."""
+NODE_WEIGHT = 80
+"""A node takes about as much memory as this many blocks, of 8 bytes each."""
 
 GOES_ON_SHARE = 0.9
 
@@ -28,7 +30,7 @@ class Node:
         """Number of blocks before it."""
         self.begin = self.end = self.tail = begin
         """Tokens before it; up to its last block; up to the end of the prompt that ended here."""
-        self.blocks: list[int] = []
+        self.blocks = array("Q")
         self.children = 0
         self.seen: dict[int, int] = {}
         """Rank -> span of its last use there."""
@@ -47,35 +49,41 @@ class PrefixIndex:
         self.limit = limit
         self.weight = 0
         self._root = Node(None, 0, 0)
-        self._where: dict[int, Node] = {}
+        self._first: dict[int, Node] = {}
+        """By the first block."""
+        self._size = 0
         # The least recently used first. A node is used with all above it, and they after it: so
         # the first has no children.
         self._recent: OrderedDict[Node, None] = OrderedDict()
 
     def __len__(self) -> int:
-        return len(self._where)
+        return self._size
 
     def known(self, blocks: Sequence[int]) -> int:
         """How many leading blocks of a prompt are known, wherever they are."""
-        where = self._where
-        if not blocks or blocks[0] not in where:
-            return 0
-        low, high = 1, len(blocks) + 1  # blocks[low - 1] is known, blocks[high - 1] is not
-        while high - low > 1:
-            middle = (low + high) // 2
-            if blocks[middle - 1] in where:
-                low = middle
-            else:
-                high = middle
-        return low
+        return self._find(blocks)[1]
+
+    def _find(self, blocks: Sequence[int]) -> tuple[Node, int]:
+        """The deepest node that holds a block of the prompt, and how many of them are known."""
+        first, node, known = self._first, self._root, 0
+        size = min(len(blocks), len(self.ends))
+        while known < size:
+            below = first.get(blocks[known])
+            if below is None or below.start != known:
+                break
+            node, own = below, below.blocks
+            end = known + len(own)
+            if end > size or blocks[end - 1] != own[-1]:
+                return node, known + _alike(blocks, own, known, size)
+            known = end
+        return node, known
 
     def held(self, blocks: Sequence[int], tokens: int) -> dict[int, int]:
         """Rank id -> leading tokens of the prompt that it holds, the longest first; no zeros."""
-        known = self.known(blocks[: len(self.ends)])
+        node, known = self._find(blocks)
         found: dict[int, int] = {}
         if not known:
             return found
-        node = self._where[blocks[known - 1]]
         whole = known == node.start + len(node.blocks)
         length = min(tokens, node.tail) if whole else self.ends[known - 1]
         footprints = self.footprints
@@ -93,25 +101,21 @@ class PrefixIndex:
         Chat templates put other tokens at the end of a prompt than stand there in the next one: the
         last block may differ, or a tenth.
         """
-        known = self.known(blocks[: len(self.ends)])
-        if not known:
-            return False
-        node = self._where[blocks[known - 1]]
-        if node.children:
+        node, known = self._find(blocks)
+        if not known or node.children:
             return False
         ended = node.start + len(node.blocks)
         return known + 1 >= ended or self.ends[known - 1] >= GOES_ON_SHARE * node.end
 
-    def use(self, blocks: Sequence[int], tokens: int, rank: int, span: int) -> bool:
+    def use(self, blocks: Sequence[int], tokens: int, rank: int, span: int) -> set[int]:
         """A prompt of `tokens` tokens went to a rank in `span`: it holds all of it from now on.
 
-        Returns whether something else was forgotten for it.
+        Returns the ranks of which something was forgotten for it.
         """
         blocks = blocks[: len(self.ends)]
         if not blocks:
-            return False
-        known = self.known(blocks)
-        node = self._where[blocks[known - 1]] if known else self._root
+            return set()
+        node, known = self._find(blocks)
         inside = known - node.start
         if inside < len(node.blocks) and (known < len(blocks) or not self._holds(node, rank)):
             node = self._split(node, inside)
@@ -120,10 +124,11 @@ class PrefixIndex:
         if node.start + len(node.blocks) == len(blocks):
             node.tail = tokens if not node.children else node.end
         self._touch(node, rank, span)
-        forgotten = False
+        forgotten: set[int] = set()
         while self.weight > self.limit and len(self._recent) > 1:
-            self._remove(next(iter(self._recent)))
-            forgotten = True
+            oldest = next(iter(self._recent))
+            forgotten.update(oldest.seen)
+            self._remove(oldest)
         return forgotten
 
     def _holds(self, node: Node, rank: int) -> bool:
@@ -139,13 +144,13 @@ class PrefixIndex:
         else:
             node.tail = node.end
             node.children += 1
-            node = Node(node, known, node.end)
+            node = self._first[blocks[known]] = Node(node, known, node.end)
             self.weight += NODE_WEIGHT
-        new = blocks[known:]
-        node.blocks.extend(new)
+        new = len(blocks) - known
+        node.blocks.extend(array("Q", blocks[known:]))
         node.end = node.tail = self.ends[len(blocks) - 1]
-        self._where.update(dict.fromkeys(new, node))
-        self.weight += len(new)
+        self._size += new
+        self.weight += new
         return node
 
     def _split(self, node: Node, at: int) -> Node:
@@ -157,7 +162,7 @@ class PrefixIndex:
         node.above = upper
         upper.children = 1
         upper.seen = dict(node.seen)
-        self._where.update(dict.fromkeys(upper.blocks, upper))
+        self._first[upper.blocks[0]], self._first[node.blocks[0]] = upper, node
         self.weight += NODE_WEIGHT
         # Right after its child, among the others as old as it: whoever splits uses the upper part
         # next, and until then it must not be the first.
@@ -175,9 +180,22 @@ class PrefixIndex:
 
     def _remove(self, node: Node) -> None:
         del self._recent[node]
-        for block in node.blocks:
-            del self._where[block]
+        if self._first.get(node.blocks[0]) is node:
+            del self._first[node.blocks[0]]
+        self._size -= len(node.blocks)
         for rank, seen in node.seen.items():
             self.footprints[rank].drop(node.end - node.begin, seen)
         node.above.children -= 1
         self.weight -= len(node.blocks) + NODE_WEIGHT
+
+
+def _alike(blocks: Sequence[int], own: Sequence[int], start: int, size: int) -> int:
+    """How many of a node's leading blocks, the first of which is alike, a prompt has at `start`."""
+    low, high = 1, min(len(own), size - start) + 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        if blocks[start + middle - 1] == own[middle - 1]:
+            low = middle
+        else:
+            high = middle
+    return low

@@ -8,11 +8,11 @@ from sidecar.policies.kv.costs import Costs
 from sidecar.policies.kv.engine import Engine, PrefillRate
 from sidecar.policies.kv.footprint import Footprint
 from sidecar.policies.kv.index import NODE_WEIGHT, PrefixIndex
-from sidecar.policies.kv.queue import PrefillQueue, Sent
+from sidecar.policies.kv.queue import LATE_SECONDS, PrefillQueue, Sent
 from sidecar.wire import LoadReport, RequestFacts
 
-MAX_WEIGHT = 1 << 18
-"""Bound of the index (see there): all that 8 ranks of 1M tokens can hold, in at most 64 MiB."""
+MAX_WEIGHT = 1 << 22
+"""Bound of the index (see there), in hashes of 8 bytes: 32 MiB."""
 SPAN_SECONDS = 1.0
 """How finely the times of uses are told apart; a cache evicts by them. A rank prefills some ten
 thousand tokens in that time, one percent of its cache."""
@@ -62,7 +62,13 @@ class Memory:
         self.rate = PrefillRate()
         self.costs = costs
         self._dirty: set[int] = set()
-        """Ranks whose costs have changed, or change with time."""
+        """Ranks whose costs have changed."""
+        self._flying: set[int] = set()
+        """Ranks with requests in flight: their costs change with time once these are late."""
+        self._late_from = float("inf")
+        """When the first of them is."""
+        self._last: tuple[RequestFacts | None, dict[int, int]] = (None, {})
+        """What was looked up last."""
 
     def rank(self, rank: int) -> RankMemory:
         """What is known of a rank; made if new."""
@@ -75,22 +81,32 @@ class Memory:
     def look(self, view: LoadView) -> None:
         """Bring the costs up to date for a decision on `view`."""
         self._advance(view.now)
-        ranks, rate = view.ranks, self.rate.value
-        stale = view.changed | {view.position[r] for r in self._dirty if r in view.position}
+        if view.now >= self._late_from:
+            self._late_from = float("inf")
+            self._dirty |= self._flying
+            self._flying.clear()
+        if not self._dirty and not view.changed:
+            return
+        ranks, rate, position = view.ranks, self.rate.value, view.position
+        stale = view.changed | {position[r] for r in self._dirty if r in position}
         if len(self.costs.serving) != len(ranks):
             self.costs.resize(len(ranks))
             stale = set(range(len(ranks)))
         view.changed.clear()
         self._dirty.clear()
-        for position in stale:
-            self.costs.update(position, self.rank(ranks[position]), view, rate)
-            if view.in_flight[position]:
-                self._dirty.add(ranks[position])
+        for at in stale:
+            rank = self.ranks.get(ranks[at]) or self.rank(ranks[at])
+            self.costs.update(at, rank, view, rate)
+            if view.in_flight[at]:
+                self._flying.add(ranks[at])
+                since = rank.queue.since(view.in_flight[at])
+                self._late_from = min(self._late_from, since + LATE_SECONDS)
 
     def held(self, facts: RequestFacts) -> dict[int, float]:
         """Rank id -> leading prompt tokens that it is expected to find in its cache; no zeros."""
         ranks = self.ranks
         found = self.index.held(facts.block_hashes, facts.tokens)
+        self._last = (facts, found)
         return {rank: tokens * ranks[rank].engine.credit for rank, tokens in found.items()}
 
     def emptied_since(self, facts: RequestFacts, now: float) -> bool:
@@ -108,14 +124,16 @@ class Memory:
     def _use(self, facts: RequestFacts, rank: int, at: float) -> None:
         self.rank(rank)
         self._dirty.add(rank)
-        if self.index.use(facts.block_hashes, facts.tokens, rank, self.clock.at(at)):
-            # What was forgotten may have been on any rank.
-            self._dirty.update(self.ranks)
+        self._dirty |= self.index.use(facts.block_hashes, facts.tokens, rank, self.clock.at(at))
 
     def sent(self, facts: RequestFacts, rank: int, now: float) -> None:
         """A request goes to a rank now, and waits there."""
         tokens = facts.tokens
-        cached = self.index.held(facts.block_hashes, tokens).get(rank, 0)
+        last, found = self._last
+        if last is not facts:
+            found = self.index.held(facts.block_hashes, tokens)
+        self._last = (None, {})
+        cached = found.get(rank, 0)
         # The last token is always computed: its output is the first of the answer.
         cached = min(cached, tokens - 1) if tokens else 0
         self.rank(rank).queue.add(Sent(cached, tokens - cached, now))

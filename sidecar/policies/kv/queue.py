@@ -7,7 +7,7 @@ counters that are exact (budget.py) give the tokens, and nothing has to be told 
 from collections import deque
 from typing import NamedTuple
 
-KEPT = 4096
+KEPT = 512
 """Requests remembered a rank."""
 LATE_SECONDS = 0.25
 """In flight for longer: the reports are late, not the request; a step takes less."""
@@ -56,6 +56,11 @@ class PrefillQueue:
     def tokens(self, credit: float) -> float:
         """Tokens to compute of all that are queued."""
         return self._uncached + (1 - credit) * self._cached
+
+    def since(self, in_flight: int) -> float:
+        """When the first of the last `in_flight` requests was sent; inf: there is none."""
+        count = min(in_flight, len(self._sent), LATE_KEPT)
+        return self._sent[-count].at if count else float("inf")
 
     def drained(self, base: float, in_flight: int, rate: float, credit: float, now: float) -> float:
         """`base` + tokens, less what the rank has computed since its last report, if that is late.
