@@ -4,8 +4,8 @@
 
 MODEL, virtual time. Each row takes a part away, or halves or doubles a parameter; each cell is
 requests/s, TTFT mean and reuse as ratios to the policy as shipped on the same seeds (geometric
-means). Traces are halved: what is chosen on the even half is judged on the odd one. docs/policies.md quotes
-the table.
+means). Traces are halved: what is chosen on the even half is judged on the odd one.
+docs/policies.md quotes the table.
 """
 
 import argparse

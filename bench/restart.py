@@ -82,11 +82,9 @@ class Shadow:
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
         self.name, self.want, self.params = policy.name, policy.want, policy.params
-        self.real = Choice(0, "")
-        self.cursor = -1
-        """Where the turns of the other stand after its choice."""
-        self.own = Choice(0, "")
-        self.tie = False
+        self.real = self.own = Choice(0, "")
+        self.cursor, self.tie = -1, False
+        """Where the turns of the other stand after its choice; whether ours is as good as it."""
 
     def choose(self, facts: RequestFacts, view: LoadView) -> Choice:
         own = self.own = self._policy.choose(facts, view)
@@ -103,7 +101,7 @@ class Shadow:
 
 
 class Restarted:
-    """A sidecar that started at `since` and follows the one that decides."""
+    """A sidecar that started at `since`."""
 
     def __init__(self, policy: Policy, history: History | None, since: float, tally: Tally) -> None:
         self._dispatcher = Dispatcher(policy, Budget(1e9, 1), boot=2 + int(since * 1000))
@@ -132,14 +130,12 @@ class Restarted:
         reply = self._dispatcher.handle(query, now)
         if self._history is not None:
             self._history.heard(reply)
+        equal = shadow.own.position == real.position
         tally.asked[settled, real.reason] += 1
-        if shadow.own.position == real.position:
-            tally.equal[settled, real.reason] += 1
-            return
+        tally.equal[settled, real.reason] += equal
         tally.ties[settled] += shadow.tie
-        if settled:
-            tie = " (tie)" if shadow.tie else ""
-            tally.unequal[f"{real.reason} -> {shadow.own.reason}{tie}"] += 1
+        if settled and not equal:
+            tally.unequal[f"{real.reason} -> {shadow.own.reason}{' (tie)' * shadow.tie}"] += 1
 
 
 class Restarting:
@@ -149,12 +145,10 @@ class Restarting:
         self, first: Dispatcher, make: Callable[[], Policy], every: float, tallies: dict[str, Tally]
     ) -> None:
         self._first, self._make, self._every, self._tallies = first, make, every, tallies
-        self._history = History()
-        self._next = every
+        self._history, self._next = History(), every
         self._followers: list[Restarted] = []
         self._last: dict[int, LoadReport] = {}
-        self._silent: dict[int, float] = {}
-        """Ranks whose heartbeat the restarted ones still miss -> when it comes."""
+        self._silent: dict[int, float] = {}  # whose heartbeat is missed still -> when it comes
 
     def report(self, told: LoadReport, now: float) -> None:
         self._first.report(told, now)
@@ -191,13 +185,12 @@ class Restarting:
         ]
         for follower in self._followers:
             follower.greet(query, now)
-        size = len(query.ranks)
-        late = HEARTBEAT / size
+        late = HEARTBEAT / len(query.ranks)
         self._silent = {r: self._next + late * (i + 1) for i, r in enumerate(self._last)}
 
 
 def conversation_of(facts: RequestFacts) -> int | None:
-    """What the hook recognises a conversation by (`facts.look_at`)."""
+    """As the hook's `facts.look_at` does."""
     if facts.routing_key:
         return hashing.key_hash(facts.routing_key)
     return facts.block_hashes[-1] if facts.block_hashes else facts.prefix_hash
@@ -221,8 +214,7 @@ def measure(
 
 
 def main() -> int:
-    parser = report.arguments(__doc__)
-    add = parser.add_argument
+    add = (parser := report.arguments(__doc__)).add_argument
     add("--workload", action="append", metavar="NAME")
     add("--policy", action="append", metavar="NAME", choices=POLICIES)
     add("--seeds", type=int, default=2, metavar="N")

@@ -3,9 +3,10 @@
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import cast
 
 from sidecar import wire
-from sidecar.budget import Budget
+from sidecar.budget import Budget, Instance
 from sidecar.errors import PeerError
 from sidecar.loads import LoadView
 from sidecar.policies import REASONS, SPILLS, Choice, Learner, Policy, Reason
@@ -41,6 +42,12 @@ class Tally:
         self.spills[pair] += 1
 
 
+def _learner(policy: Policy) -> Learner | None:
+    """The policy, if it learns. Asked by name: a wrapper may pass on what it does not define."""
+    parts = ("new_memory", "learn", "heard")
+    return cast(Learner, policy) if all(hasattr(policy, part) for part in parts) else None
+
+
 def _remembering(view: LoadView, learner: Learner) -> LoadView:
     """The view, with a memory for the policy."""
     if view.memory is None:
@@ -59,7 +66,7 @@ class Dispatcher:
         on_policy_error: Callable[[Exception], None] = lambda error: None,
     ) -> None:
         self.policy = policy
-        self._learner = policy if isinstance(policy, Learner) else None
+        self._learner = _learner(policy)
         self.policy_version = 1
         self.budget = budget
         self.boot = boot
@@ -70,11 +77,12 @@ class Dispatcher:
     def swap_policy(self, policy: Policy) -> None:
         """Decide with another policy from the next query on; loads and counters stay."""
         same = type(policy) is type(self.policy) and policy.params == self.policy.params
-        if not same:
-            for instance in self.budget.instances.values():
-                instance.view.memory = None
         self.policy = policy
-        self._learner = policy if isinstance(policy, Learner) else None
+        self._learner = _learner(policy)
+        for instance in self.budget.instances.values():
+            if not same:
+                instance.view.memory = None
+                self._catch_up(instance)
         self.policy_version += 1
 
     def report(self, report: wire.LoadReport, now: float) -> None:
@@ -133,6 +141,14 @@ class Dispatcher:
             reasons,
             policy.want,
         )
+
+    def _catch_up(self, instance: Instance) -> None:
+        """Tell a new policy the last reports, so that it sees what the next ones change."""
+        if self._learner is not None:
+            view = _remembering(instance.view, self._learner)
+            for state in instance.states.values():
+                if state.report is not None:
+                    self._learner_told(self._learner.heard, state.report, view, state.reported_at)
 
     def _learner_told(self, method: Callable[..., None], *what: object) -> None:
         """Tell a policy that learns; a fault of its code costs what it would have learnt."""

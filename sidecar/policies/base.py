@@ -1,7 +1,7 @@
 """What a policy is: it orders the ranks, a guard admits them, a reason says what happened."""
 
 from collections.abc import Callable
-from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import msgspec
 
@@ -84,7 +84,6 @@ class Policy(Protocol):
         ...
 
 
-@runtime_checkable
 class Learner(Protocol):
     """A policy that also remembers where requests went, instance by instance.
 

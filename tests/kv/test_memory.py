@@ -85,8 +85,10 @@ def test_a_policy_that_went_and_came_back_knows_nothing_old(seed, before: int, a
     live(world, before, PLAIN)
     dispatcher.swap_policy(policy)
     world.ask()
-    # Reports that came meanwhile were not heard.
-    assert all(rank.engine.report is None for rank in world.server.view.memory.ranks.values())
+    # Of the reports that came meanwhile it heard the last.
+    states = world.server.dispatcher.budget.instances["a"].states
+    for rank, known in world.server.view.memory.ranks.items():
+        assert known.engine.report is states[rank].report
     live(world, after, PLAIN)
     check(world.server.view.memory.index)
 
@@ -126,3 +128,21 @@ def test_a_rank_without_reports_is_assumed_to_do_as_the_others_do() -> None:
     server.now += 0.9
     server.report(0)
     server.put(prompt("q", 10, "k", last_rank=0, last_age_ms=10))
+
+
+def test_a_flush_right_after_a_swap_is_seen() -> None:
+    """Before the new policy has heard of the rank itself."""
+    dispatcher = checked()
+    world = World(dispatcher, Random(1))
+    world.reports()
+    world.ask()
+    dispatcher.swap_policy(make_policy("round_robin"))
+    world.ask()
+    dispatcher.swap_policy(make_policy("kv_affinity"))
+    server, rank = world.server, world.server.ranks[0]
+    server.schedulers[rank].add(flushes=1)
+    server.now += 0.1
+    server.report(rank)
+    server.now += 0.1
+    facts = prompt("p", 1000, "k", last_rank=rank, last_age_ms=1000)
+    assert server.view.memory.emptied_since(facts, server.now)
