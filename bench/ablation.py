@@ -9,17 +9,13 @@ docs/policies.md quotes the table.
 """
 
 import argparse
-import math
-import os
 import sys
-import tempfile
 from pathlib import Path
 
-from tqdm import tqdm
-
 from bench import report
-from bench.cells import Cell, Store, code_digest, run_cells, server_from
-from bench.statistics import METRICS, Run
+from bench.cells import Cell, server_from
+from bench.ratios import ratios, run_all
+from bench.statistics import Run
 from bench.workloads import TRACES
 from sidecar.policies.kv_affinity import KvAffinityParams
 
@@ -54,6 +50,10 @@ SCALED = (
 FIGURES = ("req_per_s", "ttft_ms_mean", "reuse")
 
 
+Key = tuple[str, str, int]
+"""Row, workload, seed."""
+
+
 def variants() -> dict[str, tuple[str, tuple[str, ...]]]:
     """Name of a row -> parameters of the arm, fields of the server."""
     found: dict[str, tuple[str, tuple[str, ...]]] = {"as shipped": ("", ()), **PARTS}
@@ -80,17 +80,10 @@ def main() -> int:
     table = {}
     for name in variants():
         table[name] = {each: _ratios(runs, options, name, each) for each in workloads}
-        cells = [" ".join(f"{v:.2f}" for v in ratios.values()) for ratios in table[name].values()]
+        cells = [" ".join(f"{v:.2f}" for v in each.values()) for each in table[name].values()]
         rows.append([name, *cells])
     report.show({"model": True, "ratios_to": POLICY, "table": table}, rows, as_json=options.json)
     return 0
-
-
-Key = tuple[str, str, int]
-
-
-def _seeds(options: argparse.Namespace) -> range:
-    return range(options.first_seed, options.first_seed + options.seeds)
 
 
 def _measure(options: argparse.Namespace, workloads: list[str]) -> dict[Key, Run]:
@@ -100,28 +93,21 @@ def _measure(options: argparse.Namespace, workloads: list[str]) -> dict[Key, Run
         for workload in workloads
         for name, (arm, server) in variants().items()
     }
-    with tempfile.TemporaryDirectory(prefix="dps-ablation-") as folder:
-        store = Store(Path(folder), code_digest(Path(__file__).resolve().parents[1]))
-        done = run_cells(list(cells.values()), options.traces, store, os.cpu_count() or 1)
-        for _ in tqdm(done, total=len(cells), desc="virtual time"):
-            pass
-        return {key: Run.of(store.load(cell)) for key, cell in cells.items()}
+    return run_all(cells, options.traces)
+
+
+def _seeds(options: argparse.Namespace) -> range:
+    return range(options.first_seed, options.first_seed + options.seeds)
 
 
 def _ratios(
     runs: dict[Key, Run], options: argparse.Namespace, name: str, workload: str
 ) -> dict[str, float]:
-    """Geometric means over seeds of a row / as shipped."""
-    ratios = {}
-    for metric in METRICS:
-        if metric.name in FIGURES:
-            logs = 0.0
-            for seed in _seeds(options):
-                mine = metric.of(runs[name, workload, seed].summary)
-                base = metric.of(runs["as shipped", workload, seed].summary)
-                logs += math.log((mine or math.nan) / (base or math.nan))
-            ratios[metric.name] = round(math.exp(logs / options.seeds), 4)
-    return ratios
+    """A row / as shipped."""
+    pairs = (
+        (runs[name, workload, seed], runs["as shipped", workload, seed]) for seed in _seeds(options)
+    )
+    return ratios(pairs, FIGURES)
 
 
 if __name__ == "__main__":

@@ -8,18 +8,14 @@ if its side of 1 does not change. docs/results.md quotes the table.
 """
 
 import argparse
-import math
-import os
 import sys
-import tempfile
 from pathlib import Path
 
-from tqdm import tqdm
-
 from bench import report
-from bench.cells import Cell, Store, code_digest, run_cells, server_from
+from bench.cells import Cell, server_from
 from bench.plan import BASELINE, PR
-from bench.statistics import METRICS, Run
+from bench.ratios import ratios, run_all
+from bench.statistics import Run
 from bench.workloads import TRACES
 
 ARMS = (BASELINE, PR, "prefix_affinity", "least_waiting_uncached")
@@ -56,13 +52,13 @@ def main() -> int:
     table: dict[str, dict[str, dict[str, float]]] = {}
     for variant in VARIANTS:
         label = " ".join(variant) or "as shipped"
-        ratios = {
+        row = {
             f"{workload} {arm}": _ratios(runs, variant, workload, arm, options.seeds)
             for workload in WORKLOADS
             for arm in ARMS[1:]
         }
-        table[label] = ratios
-        rows.append([label, *(f"{r[FIGURES[0]]:.2f} {r[FIGURES[1]]:.2f}" for r in ratios.values())])
+        table[label] = row
+        rows.append([label, *(f"{r[FIGURES[0]]:.2f} {r[FIGURES[1]]:.2f}" for r in row.values())])
     report.show({"model": True, "ratios_to": BASELINE, "table": table}, rows, as_json=options.json)
     return 0
 
@@ -78,28 +74,18 @@ def _measure(options: argparse.Namespace) -> dict[Key, Run]:
         for arm in ARMS
         for seed in range(options.seeds)
     }
-    with tempfile.TemporaryDirectory(prefix="dps-sensitivity-") as folder:
-        store = Store(Path(folder), code_digest(Path(__file__).resolve().parents[1]))
-        done = run_cells(list(cells.values()), options.traces, store, os.cpu_count() or 1)
-        for _ in tqdm(done, total=len(cells), desc="virtual time"):
-            pass
-        return {key: Run.of(store.load(cell)) for key, cell in cells.items()}
+    return run_all(cells, options.traces)
 
 
 def _ratios(
     runs: dict[Key, Run], variant: tuple[str, ...], workload: str, arm: str, seeds: int
 ) -> dict[str, float]:
-    """Geometric means over seeds of arm / baseline."""
-    ratios = {}
-    for metric in METRICS:
-        if metric.name in FIGURES:
-            logs = 0.0
-            for seed in range(seeds):
-                mine = metric.of(runs[variant, workload, arm, seed].summary)
-                base = metric.of(runs[variant, workload, BASELINE, seed].summary)
-                logs += math.log((mine or math.nan) / (base or math.nan))
-            ratios[metric.name] = round(math.exp(logs / seeds), 4)
-    return ratios
+    """An arm / the baseline."""
+    pairs = (
+        (runs[variant, workload, arm, seed], runs[variant, workload, BASELINE, seed])
+        for seed in range(seeds)
+    )
+    return ratios(pairs, FIGURES)
 
 
 if __name__ == "__main__":

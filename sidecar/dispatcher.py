@@ -101,23 +101,11 @@ class Dispatcher:
         """
         if query.requests and not query.ranks:
             raise PeerError("no_live_rank", "the query names no live rank")
-        instance = self.budget.instance(query.instance, now)
-        try:
-            view = instance.apply_query(query, now)
-        except PeerError:
-            if instance.epoch is None and not instance.states:
-                self.budget.forget(instance.name)
-            raise
-        tally = self._tally(query)
+        instance, view = self._meet(query, now)
+        tally, learner = self._tally(query), self._learner
         policy, decisions = self.policy, tally.decisions[self.policy.name]
         ranks: list[int] = []
         reasons: list[str] = []
-        view.placed.clear()
-        learner = self._learner
-        if learner is not None:
-            _remembering(view, learner)
-            for past in query.history:
-                self._learner_told(learner.learn, past.facts, past.rank, past.age_ms / 1000, view)
         for facts in query.requests:
             position, reason, preferred = self._decide(policy, facts, view)
             instance.assign(position, facts.tokens)
@@ -141,6 +129,24 @@ class Dispatcher:
             reasons,
             policy.want,
         )
+
+    def _meet(self, query: wire.Query, now: float) -> tuple[Instance, LoadView]:
+        """The instance that asks, and its view, once both know what the query tells."""
+        instance = self.budget.instance(query.instance, now)
+        try:
+            view = instance.apply_query(query, now)
+        except PeerError:
+            if instance.epoch is None and not instance.states:
+                self.budget.forget(instance.name)
+            raise
+        view.placed.clear()
+        if self._learner is not None:
+            _remembering(view, self._learner)
+            for past in query.history:
+                self._learner_told(
+                    self._learner.learn, past.facts, past.rank, past.age_ms / 1000, view
+                )
+        return instance, view
 
     def _catch_up(self, instance: Instance) -> None:
         """Tell a new policy the last reports, so that it sees what the next ones change."""

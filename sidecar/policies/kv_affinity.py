@@ -5,6 +5,7 @@ earlier one ended) stays where its cache is until waiting there costs clearly mo
 it anew elsewhere; a new one is placed where it costs least for as long as it lives.
 """
 
+import math
 from typing import Annotated, ClassVar, NamedTuple
 
 import msgspec
@@ -76,6 +77,8 @@ class Home(NamedTuple):
     """Reasons for either."""
     costs: list[float]
     """What to compare it by with other ranks."""
+    stake: float
+    """Tokens of cache there that leaving would give up; infinite: more than this prompt shows."""
 
 
 class Offer(NamedTuple):
@@ -100,8 +103,10 @@ class Explanation(NamedTuple):
     """One for each live rank."""
 
 
-def _slot(facts: RequestFacts) -> int:
-    return key_hash(normalize_key(facts.routing_key))
+def _slot(facts: RequestFacts) -> int | None:
+    """Hash of the routing key; None: there is none, or a blank one, which is none either."""
+    key = facts.routing_key and normalize_key(facts.routing_key)
+    return key_hash(key) if key else None
 
 
 class KvAffinity:
@@ -143,10 +148,11 @@ class KvAffinity:
             view.memory.told(facts, rank, view.now - age, view)
             return
         view.memory.sent(facts, rank, view.now)
-        if facts.routing_key:
+        slot = _slot(facts)
+        if slot is not None:
             # Of the samples of one prompt in one query only we know where the first went.
             position = view.position[rank]
-            view.placed.setdefault(_slot(facts), (position, "", position, 1))
+            view.placed.setdefault(slot, (position, "", position, 1))
 
     def heard(self, report: LoadReport, view: LoadView, now: float) -> None:
         view.memory.heard(report, view, now)
@@ -169,14 +175,17 @@ class KvAffinity:
         """Where the request belongs: the last rank of its key, else the rank that holds most."""
         memory: Memory = view.memory
         position = view.position
-        if facts.routing_key:
+        slot = _slot(facts)
+        if slot is not None:
             if facts.last_rank in position and not memory.emptied_since(facts, view.now):
                 here = position[facts.last_rank]
-            elif _slot(facts) in view.placed:
-                here = view.placed[_slot(facts)][0]
+            elif slot in view.placed:
+                here = view.placed[slot][0]
             else:
                 return None
-            return Home(here, Reason.AFFINITY_HIT, Reason.SPILL, memory.costs.serving)
+            # A key's next prompts need the cache there even where this prompt does not.
+            costs, stake = memory.costs.serving, math.inf
+            return Home(here, Reason.AFFINITY_HIT, Reason.SPILL, costs, stake)
         placing = memory.costs.placing
         most, cost, where = 0.0, 0.0, -1
         for rank, tokens in held.items():
@@ -189,7 +198,7 @@ class KvAffinity:
         # A prefix that many begin with says nothing of where one more of them should live.
         goes_on = memory.index.goes_on(facts.block_hashes)
         costs = memory.costs.serving if goes_on else placing
-        return Home(where, Reason.PREFIX_HIT, Reason.PREFIX_SPILL, costs)
+        return Home(where, Reason.PREFIX_HIT, Reason.PREFIX_SPILL, costs, most)
 
     def _stay_or_leave(
         self, home: Home, facts: RequestFacts, held: dict[int, float], view: LoadView
@@ -220,8 +229,7 @@ class KvAffinity:
             return False
         mine = held.get(view.ranks[home.position], 0.0)
         other = held.get(view.ranks[there], 0.0)
-        # A key's next prompts need the cache here even where this prompt does not.
-        stake = float("inf") if facts.routing_key else max(0.0, mine - other)
+        stake = max(0.0, home.stake - other)
         stay = home.costs[home.position] + facts.tokens - mine
         leave = home.costs[there] + facts.tokens - other
         return leaves(stay, leave, stake, self.params.move_tokens, self.params.move_ratio)
