@@ -67,7 +67,7 @@ Key = tuple[tuple[str, ...], str, str, int]
 
 
 def _measure(options: argparse.Namespace) -> dict[Key, Run]:
-    cells = {
+    cells: dict[Key, Cell] = {
         (variant, workload, arm, seed): Cell(workload, arm, seed, server_from(variant))
         for variant in VARIANTS
         for workload in WORKLOADS
