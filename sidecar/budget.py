@@ -58,6 +58,7 @@ class Instance:
         same_ranks = query.ranks == self.view.ranks
         if query.epoch == self.epoch and same_ranks:
             if query.sent != self._sent or query.sent_tokens != self._sent_tokens:
+                self._retract(query.sent)
                 self._set_sent(query)
         else:
             self._check_controller(query, now)
@@ -204,6 +205,7 @@ class Instance:
         size = len(ranks)
         self.view.ranks = list(ranks)
         self.view.changed = set(range(size))
+        self.view.retracted = {}
         self.view.rank_bytes = rank_bytes(ranks)
         self.view.requests, self.view.tokens = [0] * size, [0] * size
         self.view.queued, self.view.prefilling = [0] * size, [0] * size
@@ -213,6 +215,13 @@ class Instance:
         self._assumed = [False] * size
         self._sent = [state.sent for state in self._live]
         self._sent_tokens = [state.sent_tokens for state in self._live]
+
+    def _retract(self, sent: list[int]) -> None:
+        """Note assignments that never happened, as an answer of ours came too late."""
+        retracted = self.view.retracted
+        for position, (ours, theirs) in enumerate(zip(self._sent, sent, strict=True)):
+            if theirs < ours:
+                retracted[position] = retracted.get(position, 0) + ours - theirs
 
     def _set_sent(self, query: Query) -> None:
         """Take the hook's word for what was sent, where ours differs."""

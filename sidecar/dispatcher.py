@@ -52,6 +52,7 @@ def _remembering(view: LoadView, learner: Learner) -> LoadView:
     """The view, with a memory for the policy."""
     if view.memory is None:
         view.memory = learner.new_memory()
+        view.retracted.clear()
     return view
 
 
@@ -152,8 +153,11 @@ class Dispatcher:
         """Tell a new policy the last reports, so that it sees what the next ones change."""
         if self._learner is not None:
             view = _remembering(instance.view, self._learner)
-            for state in instance.states.values():
-                if state.report is not None:
+            heard = [state for state in instance.states.values() if state.report is not None]
+            newest = max((state.reported_at for state in heard), default=0.0)
+            for state in heard:
+                # Time begins with the first: one that has long been silent would mislead it.
+                if newest - state.reported_at <= instance.stale_seconds:
                     self._learner_told(self._learner.heard, state.report, view, state.reported_at)
 
     def _learner_told(self, method: Callable[..., None], *what: object) -> None:

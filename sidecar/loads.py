@@ -69,6 +69,9 @@ class LoadView:
     """Rank id -> its position."""
     changed: set[int] = field(default_factory=set)
     """Positions of which anything has changed since a policy that keeps sums emptied this."""
+    retracted: dict[int, int] = field(default_factory=dict)
+    """Position -> requests assigned there that the hook then sent elsewhere; for a policy that
+    keeps them, which empties this."""
     rank_bytes: list[bytes] = field(default_factory=list)
     """Their ids as hash input."""
     requests: list[int] = field(default_factory=list)

@@ -196,7 +196,7 @@ class KvAffinity:
         if where < 0:
             return None
         # A prefix that many begin with says nothing of where one more of them should live.
-        goes_on = memory.index.goes_on(facts.block_hashes)
+        goes_on = memory.goes_on(facts)
         costs = memory.costs.serving if goes_on else placing
         return Home(where, Reason.PREFIX_HIT, Reason.PREFIX_SPILL, costs, most)
 

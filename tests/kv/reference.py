@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from sidecar.hashing import block_ends
 from sidecar.policies.kv.footprint import Footprint
-from sidecar.policies.kv.index import NODE_WEIGHT, PrefixIndex
+from sidecar.policies.kv.index import NODE_WEIGHT, SEEN_FREE, SEEN_WEIGHT, PrefixIndex
 
 ENDS = block_ends(4, 12, 3)
 """4, 8, 12, 16, ... and then growing blocks."""
@@ -118,7 +118,8 @@ def check(index: PrefixIndex) -> None:
     nodes = list(index._recent)
     assert {id(node) for node in nodes} == {id(node) for node in index._first.values()}
     assert sum(len(node.blocks) for node in nodes) == len(index)
-    assert index.weight == len(index) + NODE_WEIGHT * len(nodes)
+    seen = sum(max(0, len(node.seen) - SEEN_FREE) for node in nodes)
+    assert index.weight == len(index) + NODE_WEIGHT * len(nodes) + SEEN_WEIGHT * seen
     children = Counter(id(node.above) for node in nodes)
     for node in nodes:
         assert node.blocks

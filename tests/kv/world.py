@@ -9,6 +9,7 @@ from sidecar.budget import Budget
 from sidecar.dispatcher import Dispatcher
 from sidecar.loads import LoadView
 from sidecar.policies import Choice
+from sidecar.policies.kv.memory import Memory
 from sidecar.policies.kv.queue import PrefillQueue
 from sidecar.policies.kv_affinity import KvAffinity, KvAffinityParams
 from sidecar.wire import RequestFacts
@@ -58,6 +59,11 @@ class Checked(KvAffinity):
     """The policy, checked at each decision."""
 
     decisions = 0
+
+    def new_memory(self) -> Memory:
+        memory = super().new_memory()
+        memory.late_refresh = 0.0  # what is late is guessed anew at each decision
+        return memory
 
     def choose(self, facts: RequestFacts, view: LoadView) -> Choice:
         choice = super().choose(facts, view)

@@ -4,11 +4,16 @@ A cache that evicts the least recently used holds the most recent `capacity` tok
 summed by the span of their last use; when more than the capacity was used, the oldest span is gone.
 """
 
+from heapq import heappop, heappush
+
+STEPS = 64
+"""Spans that ageing takes one by one; over more it sums up anew."""
+
 
 class Footprint:
     """One rank. Spans are numbers of a SpanClock; tokens are counted once, wherever shared."""
 
-    __slots__ = ("_spans", "active", "capacity", "oldest", "since", "total")
+    __slots__ = ("_order", "_spans", "active", "capacity", "oldest", "since", "total")
 
     def __init__(self, capacity: int, span: int, since: int) -> None:
         self.capacity = capacity
@@ -22,6 +27,8 @@ class Footprint:
         self.active = 0
         """Tokens used lately."""
         self._spans: dict[int, int] = {}
+        self._order: list[int] = []
+        """The spans as a heap, with some that are gone: an eviction takes many, oldest first."""
 
     def holds(self, seen: int) -> bool:
         """Whether what was used last in span `seen` is still there."""
@@ -38,7 +45,11 @@ class Footprint:
         else:
             self.total += tokens
             seen = -1
-        self._spans[span] = self._spans.get(span, 0) + tokens
+        if span in self._spans:
+            self._spans[span] += tokens
+        else:
+            self._spans[span] = tokens
+            heappush(self._order, span)
         if seen < self.since <= span:
             self.active += tokens
         if self.total > self.capacity:
@@ -55,8 +66,9 @@ class Footprint:
 
     def age(self, since: int) -> None:
         """What was used before span `since` is not active any more."""
-        if since == self.since + 1:
-            self.active -= self._spans.get(self.since, 0)
+        if self.since <= since <= self.since + STEPS:
+            for span in range(self.since, since):
+                self.active -= self._spans.get(span, 0)
         else:
             self.active = sum(n for span, n in self._spans.items() if span >= since)
         self.since = since
@@ -66,6 +78,7 @@ class Footprint:
         self.oldest = span
         self.total = self.active = 0
         self._spans.clear()
+        self._order.clear()
 
     def _take(self, tokens: int, span: int) -> None:
         left = self._spans[span] - tokens
@@ -75,9 +88,14 @@ class Footprint:
             del self._spans[span]
 
     def _evict(self) -> None:
-        while self.capacity and self.total > self.capacity and len(self._spans) > 1:
-            first = min(self._spans)
-            gone = self._spans.pop(first)
+        spans, order = self._spans, self._order
+        if len(order) > 2 * len(spans) + STEPS:
+            order[:] = sorted(spans)  # a sorted list is a heap
+        while self.capacity and self.total > self.capacity and len(spans) > 1:
+            first = heappop(order)
+            gone = spans.pop(first, None)
+            if gone is None:
+                continue
             self.total -= gone
             if first >= self.since:
                 self.active -= gone

@@ -15,6 +15,9 @@ from sidecar.policies.kv.footprint import Footprint
 NODE_WEIGHT = 80
 """A node takes about as much memory as this many blocks, of 8 bytes each."""
 
+SEEN_FREE = 5
+SEEN_WEIGHT = 12
+"""Each rank beyond the first five that has used a node takes as much as this many."""
 GOES_ON_SHARE = 0.9
 
 
@@ -116,6 +119,11 @@ class PrefixIndex:
         if not blocks:
             return set()
         node, known = self._find(blocks)
+        if known < len(blocks) and blocks[known] in self._first:
+            # Two prefixes of one hash, or one twice in a prompt: what follows stays unknown.
+            blocks = blocks[:known]
+            if not blocks:
+                return set()
         inside = known - node.start
         if inside < len(node.blocks) and (known < len(blocks) or not self._holds(node, rank)):
             node = self._split(node, inside)
@@ -162,8 +170,9 @@ class PrefixIndex:
         node.above = upper
         upper.children = 1
         upper.seen = dict(node.seen)
-        self._first[upper.blocks[0]], self._first[node.blocks[0]] = upper, node
-        self.weight += NODE_WEIGHT
+        self._first[upper.blocks[0]] = upper
+        self._first.setdefault(node.blocks[0], node)
+        self.weight += NODE_WEIGHT + _seen_weight(upper)
         # Right after its child, among the others as old as it: whoever splits uses the upper part
         # next, and until then it must not be the first.
         self._recent[upper] = None
@@ -173,6 +182,8 @@ class PrefixIndex:
         footprint, recent = self.footprints[rank], self._recent
         while node is not self._root:
             seen = node.seen.get(rank, -1)
+            if rank not in node.seen and len(node.seen) >= SEEN_FREE:
+                self.weight += SEEN_WEIGHT
             node.seen[rank] = footprint.use(node.end - node.begin, seen, span)
             recent[node] = None
             recent.move_to_end(node)
@@ -186,7 +197,11 @@ class PrefixIndex:
         for rank, seen in node.seen.items():
             self.footprints[rank].drop(node.end - node.begin, seen)
         node.above.children -= 1
-        self.weight -= len(node.blocks) + NODE_WEIGHT
+        self.weight -= len(node.blocks) + NODE_WEIGHT + _seen_weight(node)
+
+
+def _seen_weight(node: Node) -> int:
+    return SEEN_WEIGHT * max(0, len(node.seen) - SEEN_FREE)
 
 
 def _alike(blocks: Sequence[int], own: Sequence[int], start: int, size: int) -> int:

@@ -1,6 +1,8 @@
 """What `kv_affinity` knows of one SGLang instance; every part can be told again after a restart."""
 
+from bisect import bisect_right
 from collections.abc import Sequence
+from itertools import islice
 
 from sidecar.loads import LoadView
 from sidecar.policies.kv.clock import SpanClock
@@ -9,10 +11,14 @@ from sidecar.policies.kv.engine import Engine, PrefillRate
 from sidecar.policies.kv.footprint import Footprint
 from sidecar.policies.kv.index import NODE_WEIGHT, PrefixIndex
 from sidecar.policies.kv.queue import LATE_SECONDS, PrefillQueue, Sent
-from sidecar.wire import LoadReport, RequestFacts
+from sidecar.wire import MAX_RANKS, LoadReport, RequestFacts
 
 MAX_WEIGHT = 1 << 22
 """Bound of the index (see there), in hashes of 8 bytes: 32 MiB."""
+LATE_REFRESH_SECONDS = 0.02
+LATE_AT_ONCE = 32
+"""How often, and for how many ranks at a time, what late reports leave open is guessed anew: all of
+320 ranks would take longer than a hook waits."""
 SPAN_SECONDS = 1.0
 """How finely the times of uses are told apart; a cache evicts by them. A rank prefills some ten
 thousand tokens in that time, one percent of its cache."""
@@ -63,10 +69,12 @@ class Memory:
         self.costs = costs
         self._dirty: set[int] = set()
         """Ranks whose costs have changed."""
-        self._flying: set[int] = set()
-        """Ranks with requests in flight: their costs change with time once these are late."""
+        self._flying: dict[int, None] = {}
+        """Ranks with requests in flight: their costs change with time once these are late. The one
+        updated last is last."""
         self._late_from = float("inf")
-        """When the first of them is."""
+        """When they are updated next."""
+        self.late_refresh = LATE_REFRESH_SECONDS
         self._last: tuple[RequestFacts | None, dict[int, int]] = (None, {})
         """What was looked up last."""
 
@@ -81,10 +89,16 @@ class Memory:
     def look(self, view: LoadView) -> None:
         """Bring the costs up to date for a decision on `view`."""
         self._advance(view.now)
-        if view.now >= self._late_from:
+        if view.retracted:
+            self._retract(view)
+        late = view.now >= self._late_from
+        if late:
             self._late_from = float("inf")
-            self._dirty |= self._flying
-            self._flying.clear()
+            for rank_id in list(islice(self._flying, LATE_AT_ONCE)):
+                del self._flying[rank_id]
+                self._dirty.add(rank_id)
+            if self._flying:
+                self._late_from = view.now
         if not self._dirty and not view.changed:
             return
         ranks, rate, position = view.ranks, self.rate.value, view.position
@@ -97,17 +111,37 @@ class Memory:
         for at in stale:
             rank = self.ranks.get(ranks[at]) or self.rank(ranks[at])
             self.costs.update(at, rank, view, rate)
+            self._flying.pop(ranks[at], None)
             if view.in_flight[at]:
-                self._flying.add(ranks[at])
+                self._flying[ranks[at]] = None
                 since = rank.queue.since(view.in_flight[at])
                 self._late_from = min(self._late_from, since + LATE_SECONDS)
+        if late:
+            self._late_from = max(self._late_from, view.now + self.late_refresh)
+
+    def _retract(self, view: LoadView) -> None:
+        """What we sent to a rank and the hook did not: it had decided by itself meanwhile."""
+        for position, requests in view.retracted.items():
+            self.rank(view.ranks[position]).queue.retract(requests)
+            self._dirty.add(view.ranks[position])
+        view.retracted.clear()
 
     def held(self, facts: RequestFacts) -> dict[int, float]:
         """Rank id -> leading prompt tokens that it is expected to find in its cache; no zeros."""
         ranks = self.ranks
-        found = self.index.held(facts.block_hashes, facts.tokens)
+        found = self.index.held(self._blocks(facts), facts.tokens)
         self._last = (facts, found)
         return {rank: tokens * ranks[rank].engine.credit for rank, tokens in found.items()}
+
+    def goes_on(self, facts: RequestFacts) -> bool:
+        """Whether a prompt goes on where one earlier prompt ended (PrefixIndex.goes_on)."""
+        return self.index.goes_on(self._blocks(facts))
+
+    def _blocks(self, facts: RequestFacts) -> list[int]:
+        """A prompt has no more blocks than tokens for them, whatever its sender says."""
+        blocks = facts.block_hashes
+        whole = bisect_right(self.index.ends, facts.tokens)
+        return blocks if len(blocks) <= whole else blocks[:whole]
 
     def emptied_since(self, facts: RequestFacts, now: float) -> bool:
         """Whether the cache of a key's last rank was emptied after the key was there last."""
@@ -124,14 +158,14 @@ class Memory:
     def _use(self, facts: RequestFacts, rank: int, at: float) -> None:
         self.rank(rank)
         self._dirty.add(rank)
-        self._dirty |= self.index.use(facts.block_hashes, facts.tokens, rank, self.clock.at(at))
+        self._dirty |= self.index.use(self._blocks(facts), facts.tokens, rank, self.clock.at(at))
 
     def sent(self, facts: RequestFacts, rank: int, now: float) -> None:
         """A request goes to a rank now, and waits there."""
         tokens = facts.tokens
         last, found = self._last
         if last is not facts:
-            found = self.index.held(facts.block_hashes, tokens)
+            found = self.index.held(self._blocks(facts), tokens)
         self._last = (None, {})
         cached = found.get(rank, 0)
         # The last token is always computed: its output is the first of the answer.
@@ -141,6 +175,9 @@ class Memory:
 
     def heard(self, report: LoadReport, view: LoadView, now: float) -> None:
         """Take in the engine's word."""
+        known = report.rank in self.ranks or report.rank in view.position
+        if not known and len(self.ranks) >= MAX_RANKS:
+            return  # a rank that no controller calls live must not take the memory of those
         rank = self.rank(report.rank)
         self._dirty.add(report.rank)
         position = view.position.get(report.rank)
@@ -164,7 +201,10 @@ class Memory:
             self._age(now)
 
     def _age(self, now: float) -> None:
-        self._since = self.clock.at(now - self._recent_seconds)
+        since = self.clock.at(now - self._recent_seconds)
+        if since == self._since:
+            return
+        self._since = since
         for footprint in self._footprints.values():
             footprint.age(self._since)
         self._dirty.update(self.ranks)

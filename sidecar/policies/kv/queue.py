@@ -11,7 +11,7 @@ KEPT = 512
 """Requests remembered a rank."""
 LATE_SECONDS = 0.25
 """In flight for longer: the reports are late, not the request; a step takes less."""
-LATE_KEPT = 64
+LATE_KEPT = 16
 """Requests in flight that are drained one by one; those before them have waited long enough."""
 
 
@@ -52,6 +52,13 @@ class PrefillQueue:
         while len(self._sent) > queued:
             self._leave()
         return queued - len(self._sent)
+
+    def retract(self, requests: int) -> None:
+        """The last so many never went here; they are not among those that left."""
+        for _ in range(min(requests, len(self._sent))):
+            never = self._sent.pop()
+            self._cached -= never.cached
+            self._uncached -= never.uncached
 
     def tokens(self, credit: float) -> float:
         """Tokens to compute of all that are queued."""
