@@ -95,9 +95,9 @@ class Shadow:
     def _as_good(self, facts: RequestFacts, view: LoadView) -> bool:
         if not isinstance(self._policy, KvAffinity):
             return False
-        offers = self._policy.explain(facts, view).offers
-        a, b = offers[self.own.position], offers[self.real.position]
-        return abs(a.placing - b.placing) < 1 and abs(a.serving - b.serving) < 1
+        offers = {offer.rank: offer.figures for offer in self._policy.explain(facts, view).offers}
+        a, b = offers[view.ranks[self.own.position]], offers[view.ranks[self.real.position]]
+        return all(abs(a[by] - b[by]) < 1 for by in ("placing_tokens", "serving_tokens"))
 
 
 class Restarted:
@@ -106,7 +106,7 @@ class Restarted:
     def __init__(self, policy: Policy, history: History | None, since: float, tally: Tally) -> None:
         self._dispatcher = Dispatcher(policy, Budget(1e9, 1), boot=2 + int(since * 1000))
         self._shadow = Shadow(policy)
-        self._dispatcher.policy = self._shadow  # type: ignore[assignment]  # it still learns
+        self._dispatcher.active.policy = self._shadow  # type: ignore[assignment]  # it still learns
         self._history, self._since, self._tally = history, since, tally
 
         self.report = self._dispatcher.report

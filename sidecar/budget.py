@@ -5,6 +5,7 @@ comes with every query and `received` with every report, both counted since thei
 nothing is guessed, nothing expires, a new sidecar knows the truth one message after its start.
 """
 
+import copy
 from collections.abc import Callable
 from itertools import pairwise
 
@@ -67,6 +68,14 @@ class Instance:
         if now >= self._next_refresh:
             self.refresh(now)
         return self.view
+
+    def twin(self) -> "Instance":
+        """A copy that changes on its own, without the policy's memory."""
+        memory, self.view.memory = self.view.memory, None
+        try:
+            return copy.deepcopy(self)
+        finally:
+            self.view.memory = memory
 
     def assign(self, position: int, tokens: int) -> None:
         """Account a decision at once; the next query confirms it."""
@@ -251,6 +260,12 @@ class Budget:
             instance = self.instances[name] = Instance(name, self.stale_seconds)
             instance.last_heard = now
         return instance
+
+    def twin(self) -> "Budget":
+        """A budget that knows the same loads, for another policy; no policy's memory comes along."""
+        twin = Budget(self.stale_seconds, self.max_instances)
+        twin.instances = {name: one.twin() for name, one in self.instances.items()}
+        return twin
 
     def _forget_idle(self, now: float) -> None:
         oldest = min(self.instances.values(), key=lambda instance: instance.last_heard)

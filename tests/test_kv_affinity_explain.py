@@ -43,8 +43,8 @@ def test_it_is_what_is_done_then(seed: int, steps: int) -> None:
         before = snapshot(server)
         assert policy.explain(facts, server.view) == first
         assert snapshot(server) == before
-        assert [offer.rank for offer in first.offers] == server.view.ranks
-        assert first.home in (-1, *server.view.ranks)
+        assert sorted(offer.rank for offer in first.offers) == server.view.ranks
+        assert first.preferred in (-1, first.offers[0].rank)
         server.keys.pop(facts.routing_key, None)  # the facts stand as they are
         reply = server.ask(facts)
         world.sent[reply.ranks[0]].append(facts.tokens)
@@ -77,18 +77,20 @@ def test_what_it_tells() -> None:
     policy, params = server.dispatcher.policy, server.dispatcher.policy.params
     assert 4000 < first < 5000
     told = policy.explain(prompt("of k", 5000), server.view)
-    assert (told.home, told.choice) == (5, (1, "prefix_hit", 1))
-    assert [offer.held for offer in told.offers] == [0, first, 0]
+    assert (told.preferred, told.choice) == (5, (1, "prefix_hit", 1))
+    assert [offer.rank for offer in told.offers] == [5, 9, 0]  # home, then by cost
+    figures = [offer.figures for offer in told.offers]
+    assert [offer["held_tokens"] for offer in figures] == [first, 0, 0]
     # Rank 5 has still to compute all of the first.
-    assert [offer.serving for offer in told.offers] == [
-        5700,
+    assert [offer["serving_tokens"] for offer in figures] == [
         first + params.request_tokens + 5000 - first,
         5000,
+        5700,
     ]
-    assert [offer.placing - offer.serving for offer in told.offers] == pytest.approx(
-        [0, params.recent_weight * first, 0]
+    assert [o["placing_tokens"] - o["serving_tokens"] for o in figures] == pytest.approx(
+        [params.recent_weight * first, 0, 0]
     )
     server.say(5, prefilling_tokens=round(9 * MOVE))
     spilled = policy.explain(prompt("of k", 5000), server.view)
-    assert (spilled.home, spilled.choice.reason) == (5, "prefix_spill")
-    assert policy.explain(prompt("new", 10, "new"), server.view).home == -1
+    assert (spilled.preferred, spilled.choice.reason) == (5, "prefix_spill")
+    assert policy.explain(prompt("new", 10, "new"), server.view).preferred == -1

@@ -5,7 +5,18 @@ from typing import Any
 import msgspec
 
 from sidecar.errors import ConfigError
-from sidecar.policies.base import REASONS, SPILLS, Choice, Learner, Policy, Reason
+from sidecar.policies.base import (
+    REASONS,
+    SPILLS,
+    Choice,
+    Explainer,
+    Explanation,
+    Learner,
+    Offer,
+    Policy,
+    Predictor,
+    Reason,
+)
 from sidecar.policies.kv_affinity import KvAffinity
 from sidecar.policies.least_loaded import TotalRequests, TotalTokens
 from sidecar.policies.prefix_affinity import PrefixAffinity
@@ -19,17 +30,37 @@ REGISTRY: dict[str, type[Policy]] = {
     "total_tokens": TotalTokens,
 }
 
-__all__ = ["REASONS", "REGISTRY", "SPILLS", "Choice", "Learner", "Policy", "Reason", "make_policy"]
+__all__ = [
+    "REASONS",
+    "REGISTRY",
+    "SPILLS",
+    "Choice",
+    "Explainer",
+    "Explanation",
+    "KvAffinity",
+    "Learner",
+    "Offer",
+    "Policy",
+    "Predictor",
+    "Reason",
+    "build",
+    "make_policy",
+]
 
 
 def make_policy(name: str, params: dict[str, Any] | None = None) -> Policy:
-    """Build a policy from its name and parameters.
+    """Build one of our policies from its name and parameters.
 
     Raises ConfigError, which names the unknown policy or parameter, or the bound it breaks.
     """
     policy = REGISTRY.get(name)
     if policy is None:
         raise ConfigError(f"policy.name: no policy {name!r}; there are {', '.join(REGISTRY)}")
+    return build(policy, name, params)
+
+
+def build(policy: type[Policy], name: str, params: dict[str, Any] | None = None) -> Policy:
+    """Build a policy of that class, with its parameters checked. Raises ConfigError."""
     try:
         checked = msgspec.convert(params or {}, policy.Params)
     except msgspec.ValidationError as error:

@@ -104,6 +104,44 @@ class Learner(Protocol):
         ...
 
 
+class Predictor(Protocol):
+    """A policy that knows what the ranks have cached."""
+
+    def expected(self, facts: RequestFacts, view: LoadView) -> dict[int, float]:
+        """Rank id -> leading prompt tokens that it is expected to hold; no zeros."""
+        ...
+
+
+class Offer(NamedTuple):
+    """How one rank stands, in the order of preference."""
+
+    rank: int
+    admitted: bool
+    """Whether the policy's guard lets the request go there."""
+    figures: dict[str, float]
+    """What the policy goes by, by name with its unit: `load_requests`, `held_tokens`."""
+
+
+class Explanation(NamedTuple):
+    """A decision with all that it was made from."""
+
+    choice: Choice
+    preferred: int
+    """Rank that the request belongs to; -1: none."""
+    offers: list[Offer]
+    """One for each live rank, the preferred first, as the policy would go through them."""
+    limits: dict[str, float]
+    """What the figures were held against."""
+
+
+class Explainer(Protocol):
+    """A policy that says why."""
+
+    def explain(self, facts: RequestFacts, view: LoadView) -> Explanation:
+        """What `choose` would decide now, and by what; changes nothing."""
+        ...
+
+
 LoadMethod = Callable[[LoadView, int], int]
 """Position of the rank that a load-aware method takes: (view, prompt tokens) -> position."""
 

@@ -13,7 +13,7 @@ from msgspec import Meta
 
 from sidecar.hashing import block_ends, key_hash, normalize_key
 from sidecar.loads import LoadView
-from sidecar.policies.base import Choice, Reason, next_of
+from sidecar.policies.base import Choice, Explanation, Offer, Reason, next_of
 from sidecar.policies.kv.costs import Costs
 from sidecar.policies.kv.memory import Memory
 from sidecar.policies.kv.spill import leaves
@@ -81,28 +81,6 @@ class Home(NamedTuple):
     """Tokens of cache there that leaving would give up; infinite: more than this prompt shows."""
 
 
-class Offer(NamedTuple):
-    """What one rank offers a request; tokens."""
-
-    rank: int
-    held: float
-    """Prompt tokens expected in its cache."""
-    serving: float
-    """Cost of serving it there once."""
-    placing: float
-    """Cost of placing a conversation there."""
-
-
-class Explanation(NamedTuple):
-    """A decision with all that it was made from."""
-
-    choice: Choice
-    home: int
-    """Rank that the conversation belongs to; -1: none."""
-    offers: list[Offer]
-    """One for each live rank."""
-
-
 def _slot(facts: RequestFacts) -> int | None:
     """Hash of the routing key; None: there is none, or a blank one, which is none either."""
     key = facts.routing_key and normalize_key(facts.routing_key)
@@ -157,19 +135,35 @@ class KvAffinity:
     def heard(self, report: LoadReport, view: LoadView, now: float) -> None:
         view.memory.heard(report, view, now)
 
+    def expected(self, facts: RequestFacts, view: LoadView) -> dict[int, float]:
+        memory: Memory = view.memory
+        return memory.expected(facts)
+
     def explain(self, facts: RequestFacts, view: LoadView) -> Explanation:
-        """What `choose` would decide now, with all that it decides by; changes nothing."""
+        """Figures in tokens: what each rank holds of the prompt, what a request costs there, and
+        what a conversation costs that is placed there. Limits: staying at home costs more than
+        leaving by `move_tokens` and `move_ratio` before it is left."""
         cursor = view.cursor
         choice = self.choose(facts, view)
         view.cursor = cursor
         memory: Memory = view.memory
         held, costs = memory.held(facts), memory.costs
         home = self._home(facts, held, view)
+        preferred = -1 if home is None else view.ranks[home.position]
         offers = []
-        for rank, serving, placing in zip(view.ranks, costs.serving, costs.placing, strict=True):
+        for position, rank in enumerate(view.ranks):
             lacking = facts.tokens - held.get(rank, 0.0)
-            offers.append(Offer(rank, held.get(rank, 0.0), serving + lacking, placing + lacking))
-        return Explanation(choice, -1 if home is None else view.ranks[home.position], offers)
+            figures = {
+                "load_requests": float(view.requests[position]),
+                "held_tokens": held.get(rank, 0.0),
+                "serving_tokens": costs.serving[position] + lacking,
+                "placing_tokens": costs.placing[position] + lacking,
+            }
+            offers.append(Offer(rank, view.usable[position], figures))
+        by = "placing_tokens" if home is None else "serving_tokens"
+        offers.sort(key=lambda offer: (offer.rank != preferred, offer.figures[by]))
+        limits = {"move_tokens": self.params.move_tokens, "move_ratio": self.params.move_ratio}
+        return Explanation(choice, preferred, offers, limits)
 
     def _home(self, facts: RequestFacts, held: dict[int, float], view: LoadView) -> Home | None:
         """Where the request belongs: the last rank of its key, else the rank that holds most."""

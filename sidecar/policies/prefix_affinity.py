@@ -8,7 +8,7 @@ from msgspec import Meta
 
 from sidecar.hashing import key_hash, normalize_key, scores
 from sidecar.loads import LoadView
-from sidecar.policies.base import Choice, Reason
+from sidecar.policies.base import Choice, Explanation, Offer, Reason
 from sidecar.policies.least_loaded import METHODS
 from sidecar.wire import RequestFacts, Want
 
@@ -97,6 +97,29 @@ class PrefixAffinity:
             choice = self._leave(preferred, order, view, reasons)
         view.placed[slot] = (*choice, 1)
         return choice
+
+    def explain(self, facts: RequestFacts, view: LoadView) -> Explanation:
+        """Offers in rendezvous order; a rank is admitted up to the limit `load_requests`."""
+        placed, cursor = dict(view.placed), view.cursor
+        choice = self.choose(facts, view)
+        view.placed, view.cursor = placed, cursor
+        key = facts.routing_key and normalize_key(facts.routing_key)
+        affinity = key_hash(key) if key else facts.prefix_hash
+        order = [0] * len(view.ranks)
+        if choice.preferred >= 0 and affinity is not None:
+            order = scores(affinity, view.rank_bytes)
+        limit = self.threshold(view)
+        offers = []
+        for position in sorted(range(len(order)), key=lambda p: -order[p]):
+            load = view.requests[position]
+            figures = {
+                "load_requests": float(load),
+                "load_tokens": float(view.tokens[position]),
+            }
+            admitted = view.usable[position] and load <= limit
+            offers.append(Offer(view.ranks[position], admitted, figures))
+        preferred = view.ranks[choice.preferred] if choice.preferred >= 0 else -1
+        return Explanation(choice, preferred, offers, {"load_requests": limit})
 
     def threshold(self, view: LoadView) -> float:
         """Requests up to which a rank is admitted: max(skew * max(average, 1), average + gap).

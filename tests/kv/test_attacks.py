@@ -107,7 +107,7 @@ def test_a_flush_of_every_rank_ages_each_once(monkeypatch: pytest.MonkeyPatch) -
 
 def test_strange_ranks_take_no_memory_without_bound() -> None:
     server = make_server(4)
-    heard = server.dispatcher._learner.heard
+    heard = server.dispatcher.active._learner.heard
     for rank in range(3000):
         heard(report(rank), server.view, server.now)
     assert len(server.view.memory.ranks) <= MAX_RANKS

@@ -133,6 +133,14 @@ class Memory:
         self._last = (facts, found)
         return {rank: tokens * ranks[rank].engine.credit for rank, tokens in found.items()}
 
+    def expected(self, facts: RequestFacts) -> dict[int, float]:
+        """As `held`; of what was looked up last without looking again."""
+        last, found = self._last
+        if last is not facts:
+            return self.held(facts)
+        ranks = self.ranks
+        return {rank: tokens * ranks[rank].engine.credit for rank, tokens in found.items()}
+
     def goes_on(self, facts: RequestFacts) -> bool:
         """Whether a prompt goes on where one earlier prompt ended (PrefixIndex.goes_on)."""
         return self.index.goes_on(self._blocks(facts))

@@ -1,0 +1,156 @@
+"""A policy and what it goes by: its own load budget and its own memory of where requests went.
+
+Each policy that looks at the traffic, in force or on trial, has a seat of its own: what one of them
+takes note of is not gone for the others.
+"""
+
+from collections.abc import Callable
+from typing import cast
+
+from sidecar import wire
+from sidecar.budget import Budget, Instance
+from sidecar.errors import PeerError
+from sidecar.loads import LoadView
+from sidecar.policies import REASONS, SPILLS, Choice, Learner, Policy, Predictor
+
+OnError = Callable[[Exception], None]
+Expected = tuple[float, float]
+
+
+def _learner(policy: Policy) -> Learner | None:
+    """The policy, if it learns. Asked by name: a wrapper may pass on what it does not define."""
+    parts = ("new_memory", "learn", "heard")
+    return cast(Learner, policy) if all(hasattr(policy, part) for part in parts) else None
+
+
+def _remembering(view: LoadView, learner: Learner) -> LoadView:
+    """The view, with a memory for the policy."""
+    if view.memory is None:
+        view.memory = learner.new_memory()
+        view.retracted.clear()
+    return view
+
+
+class Seat:
+    """One policy at work. on_error: told of each fault of the policy's code."""
+
+    def __init__(self, policy: Policy, budget: Budget, on_error: OnError) -> None:
+        self.budget = budget
+        self.on_error = on_error
+        self.here = Instance("", 0.0)
+        """The instance whose query is under way."""
+        self._take_place(policy)
+
+    def _take_place(self, policy: Policy) -> None:
+        self.policy = policy
+        self._learner = _learner(policy)
+        self.predictor = cast(Predictor, policy) if hasattr(policy, "expected") else None
+        """The policy, if it tells what is cached where."""
+
+    def swap(self, policy: Policy) -> None:
+        """Seat another policy; loads stay. An equal one keeps the memory too."""
+        same = type(policy) is type(self.policy) and policy.params == self.policy.params
+        self._take_place(policy)
+        if not same:
+            self.begin_anew()
+
+    def begin_anew(self) -> None:
+        """Forget what the policy remembers, and tell it the last reports."""
+        for instance in self.budget.instances.values():
+            instance.view.memory = None
+            self._catch_up(instance)
+
+    def beside(self, policy: Policy) -> "Seat":
+        """A seat for another policy, which knows the loads that this one knows."""
+        seat = Seat(policy, self.budget.twin(), self.on_error)
+        seat.here = seat.budget.instances.get(self.here.name, seat.here)
+        seat.begin_anew()
+        return seat
+
+    def report(self, report: wire.LoadReport, now: float) -> None:
+        """Take in a load report. Raises PeerError."""
+        instance = self.budget.instance(report.instance, now)
+        instance.apply_report(report, now)
+        if self._learner is not None:
+            view = _remembering(instance.view, self._learner)
+            self._tell(self._learner.heard, report, view, now)
+
+    def meet(self, query: wire.Query, now: float) -> LoadView:
+        """The view of the instance that asks, with what its query tells. Raises PeerError."""
+        instance = self.budget.instance(query.instance, now)
+        try:
+            view = instance.apply_query(query, now)
+        except PeerError:
+            if instance.epoch is None and not instance.states:
+                self.budget.forget(instance.name)
+            raise
+        self.here = instance
+        view.placed.clear()
+        if self._learner is not None:
+            _remembering(view, self._learner)
+            for past in query.history:
+                self._tell(self._learner.learn, past.facts, past.rank, past.age_ms / 1000, view)
+        return view
+
+    def choose(self, facts: wire.RequestFacts) -> Choice | None:
+        """The policy's choice if it is a sound one, else None; a policy may be anyone's code."""
+        view = self.here.view
+        try:
+            choice = self.policy.choose(facts, view)
+            position, reason, preferred = choice
+            size = len(view.ranks)
+            if (
+                type(position) is int
+                and 0 <= position < size
+                and reason in REASONS
+                and type(preferred) is int
+                and (0 if reason in SPILLS else -1) <= preferred < size
+            ):
+                return choice
+            raise ValueError(f"{choice} of {size} ranks")
+        except Exception as error:  # noqa: BLE001 - see the docstring
+            self.on_error(error)
+            return None
+
+    def take(self, facts: wire.RequestFacts, position: int) -> None:
+        """Take note that the request goes to the rank at `position`, whoever chose it."""
+        self.here.assign(position, facts.tokens)
+        if self._learner is not None:
+            view = self.here.view
+            self._tell(self._learner.learn, facts, view.ranks[position], None, view)
+
+    def expected(self, facts: wire.RequestFacts, position: int) -> Expected | None:
+        """What is cached of a request that is not taken note of yet; None: the policy can't tell.
+
+        Tokens of the prompt in the cache of the rank at `position`, and of the live rank that has
+        most.
+        """
+        if self.predictor is None:
+            return None
+        view = self.here.view
+        try:
+            held = self.predictor.expected(facts, view)
+            places = view.position
+            most = max((n for rank, n in held.items() if rank in places), default=0.0)
+            return held.get(view.ranks[position], 0.0), most
+        except Exception as error:  # noqa: BLE001 - a policy may be anyone's code
+            self.on_error(error)
+            return None
+
+    def _catch_up(self, instance: Instance) -> None:
+        """Tell a new policy the last reports, so that it sees what the next ones change."""
+        if self._learner is not None:
+            view = _remembering(instance.view, self._learner)
+            heard = [state for state in instance.states.values() if state.report is not None]
+            newest = max((state.reported_at for state in heard), default=0.0)
+            for state in heard:
+                # Time begins with the first: one that has long been silent would mislead it.
+                if newest - state.reported_at <= instance.stale_seconds:
+                    self._tell(self._learner.heard, state.report, view, state.reported_at)
+
+    def _tell(self, method: Callable[..., None], *what: object) -> None:
+        """Tell a policy that learns; a fault of its code costs what it would have learnt."""
+        try:
+            method(*what)
+        except Exception as error:  # noqa: BLE001 - see the docstring
+            self.on_error(error)
