@@ -2,7 +2,7 @@
 PYTHON_IN = .venv/bin/python
 OLD_SGLANG = 0.5.16
 
-.PHONY: help demo test lint type format bench bench-cost venv clean
+.PHONY: help demo test lint type format bench bench-cost venv develop clean
 
 help:
 	@echo "make demo [JSON=file]  a real SGLang server with simulated ranks, without and with the sidecar"
@@ -12,14 +12,20 @@ help:
 	@echo "  TARGET=http://H:P    on a live server with the hook   MODEL=path  starts that server"
 	@echo "make bench-cost        cost of a decision, the hook, the round trip, an outage; memory"
 	@echo "make lint type format  ruff, mypy --strict, ruff format"
+	@echo "make venv              .venv with the wheel, made again if a source has changed"
+	@echo "make develop           the package editable in .venv instead, until make clean"
 
 venv:
 	@.ci/venv
+
+develop:
+	@DEV=1 .ci/venv
 
 demo: venv
 	$(PYTHON_IN) -m bench.demo $(if $(JSON),--json $(JSON))
 
 test: venv
+	@.ci/debian
 	@.ci/venv sglang $(OLD_SGLANG)
 	PYTHONPATH=.sglang/$(OLD_SGLANG) $(PYTHON_IN) -m pytest -q tests/contract tests/integration
 	$(PYTHON_IN) -m pytest -q
@@ -43,6 +49,7 @@ bench-cost: venv
 	$(PYTHON_IN) -m bench.decide
 	$(PYTHON_IN) -W ignore -m bench.hook
 	$(PYTHON_IN) -m bench.roundtrip
+	$(PYTHON_IN) -m bench.scrape
 	$(PYTHON_IN) -m bench.footprint
 	$(PYTHON_IN) -m bench.outage
 	$(PYTHON_IN) -m bench.restart

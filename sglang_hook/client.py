@@ -7,11 +7,14 @@ lives but answers too late again and again is tried less and less often.
 
 import time
 from collections.abc import Callable
+from time import monotonic_ns
 
 import zmq
 
 from sglang_hook.peer import Peer
+from sglang_hook.telemetry import Meter
 from sidecar import wire
+from sidecar.curve import ClientKeys
 from sidecar.errors import PeerError
 
 # Queries and probes that may wait for a silent sidecar before they are dropped at once.
@@ -38,6 +41,7 @@ class SidecarClient:
         probe_interval: float,
         probe: Callable[[], bytes],
         clock: Callable[[], float] = time.monotonic,
+        keys: ClientKeys | None = None,
     ) -> None:
         self.endpoint = endpoint
         self.misses_to_open = misses
@@ -47,6 +51,7 @@ class SidecarClient:
         self.open = True
         """Whether the breaker is open; it starts so: nobody waits for a sidecar never heard of."""
         self.heard: Callable[[wire.Reply], None] = lambda reply: None
+        self.meter = Meter()
         self._silence = "unreachable"
         """Cause while the breaker is open: is nobody there, or somebody who does not answer?"""
         self._misses = 0
@@ -56,6 +61,8 @@ class SidecarClient:
         """Queries answered since the breaker closed."""
         self._trial_at = 0.0
         """The breaker stays open until then, whatever sign of life there is."""
+        self._boot: int | None = None
+        """Of the sidecar that answered last."""
         # RELAXED: a lost answer does not block the next query; CORRELATE: a late answer is dropped
         # by its id.
         options: dict[int, int] = {
@@ -64,23 +71,27 @@ class SidecarClient:
             zmq.SNDHWM: SEND_QUEUE,
             zmq.RCVTIMEO: deadline_ms,
         }
-        self._peer = Peer(zmq.REQ, endpoint, options, self.clock)
+        self._peer = Peer(zmq.REQ, endpoint, options, self.clock, keys=keys, watch=True)
 
     def ask(self, payload: bytes, seq: int) -> wire.Reply | str:
         """Send an encoded query; return the reply, or why there is none (a bypass cause)."""
         if self.open and not self._alive():
             return self._silence
+        begun = monotonic_ns()
         try:
             socket = self._peer.socket()
             socket.send(payload, _NOBLOCK)
+            self._peer.may_break = True
         except zmq.ZMQError as error:
             return self._unreachable(error)
         try:
             data = socket.recv()
         except zmq.Again:
+            self.meter.waited(begun, monotonic_ns())
             return self._missed()
         except zmq.ZMQError as error:
             return self._unreachable(error)
+        self.meter.waited(begun, monotonic_ns())
         return self._read(data, seq)
 
     def greet(self, patience_ms: int = 250) -> None:
@@ -97,10 +108,16 @@ class SidecarClient:
         """Drop the socket; the next query makes another."""
         self._peer.close()
 
+    def _turn(self, *, is_open: bool) -> None:
+        """Open or close the breaker."""
+        self.open = is_open
+        self.meter.breaker(is_open=is_open)
+
     def _unreachable(self, error: zmq.ZMQError) -> str:
         """Nobody is connected, the queue to a silent sidecar is full, or the socket is broken."""
-        self.open = True
-        self._silence = "unreachable"
+        self._turn(is_open=True)
+        # Before `failed`, which may drop the socket that knows.
+        self._silence = "handshake" if self._peer.refused() else "unreachable"
         self._peer.failed(error)
         return self._silence
 
@@ -108,7 +125,7 @@ class SidecarClient:
         """Nothing came within the deadline."""
         self._misses += 1
         if self._misses >= self.misses_to_open:
-            self.open = True
+            self._turn(is_open=True)
             self._silence = "breaker_open"
             now = self.clock()
             self._next_probe = now + self.probe_interval
@@ -133,6 +150,7 @@ class SidecarClient:
             return "refused"
         if answer.seq != seq:
             return "mismatched"
+        self._boot = answer.boot
         self.heard(answer)
         return answer
 
@@ -145,6 +163,7 @@ class SidecarClient:
             if self.clock() >= self._next_probe:
                 self._next_probe = self.clock() + self.probe_interval
                 socket.send(self.probe(), zmq.NOBLOCK)
+                self._peer.may_break = True
                 self._silence = "breaker_open"
         except zmq.ZMQError as error:
             self._unreachable(error)
@@ -159,7 +178,7 @@ class SidecarClient:
         self._misses = 0
         self._peer.worked()
         self._note(data)
-        self.open = self.clock() < self._trial_at
+        self._turn(is_open=self.clock() < self._trial_at)
         return not self.open
 
     def _note(self, data: bytes) -> None:
@@ -169,4 +188,8 @@ class SidecarClient:
         except PeerError:
             return
         if isinstance(answer, wire.Reply):
+            if answer.boot != self._boot:
+                # A new process: that the one before it was slow says nothing about this one.
+                self._hold_off = self._trial_at = 0.0
+            self._boot = answer.boot
             self.heard(answer)

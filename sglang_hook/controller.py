@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 
 from sglang_hook.facts import Dispatch, Known, look_at
 from sglang_hook.memory import History, LastRanks, SentCounters
+from sglang_hook.telemetry import Meter
 from sidecar import hashing, wire
 
 __all__ = ("Chooser", "Dispatch", "LastRanks", "SentCounters")
@@ -39,6 +40,8 @@ class Chooser:
         self.sent = SentCounters()
         self.last_ranks = LastRanks(last_rank_keys)
         self.history = History()
+        self.meter = Meter()
+        """Of whoever is behind `ask`."""
         self.bypassed: Counter[str] = Counter()
         self.abstained: Counter[str] = Counter()
         self.want = wire.Want()
@@ -183,6 +186,7 @@ class Chooser:
             dict(self.abstained) if news else None,
             self.about if everything else None,
             self.history.part(self._seq, self.clock),
+            self.meter.tell(everything=everything),
         )
         data = wire.encode(query)
         if query.history and len(data) > wire.MAX_MESSAGE_BYTES:

@@ -61,9 +61,11 @@ class ControllerSeam:
             settings.breaker_misses,
             settings.probe_interval_ms / 1000,
             self.chooser.probe,
+            keys=settings.keys(),
         )
         self.client.heard = self.chooser.heard
         self.chooser.ask = self.client.ask
+        self.chooser.meter = self.client.meter
 
     def attach(self) -> None:
         """Take over the controller's `dispatching`."""
@@ -88,8 +90,8 @@ class ControllerSeam:
         if getattr(args, "nnodes", 1) > 1 and not self._named:
             logger.warning(
                 "dp_sidecar: WARNING: nnodes > 1: schedulers on other nodes report under another "
-                "name and not to an ipc:// endpoint; set DP_SIDECAR_INSTANCE and a tcp:// endpoint "
-                "on every node, or their load stays unknown"
+                "name; set DP_SIDECAR_INSTANCE to the same on every node, and on the others "
+                "DP_SIDECAR_REPORT_ENDPOINT to a tcp:// address, or their load stays unknown"
             )
         if getattr(args, "tokenizer_worker_num", 1) > 1:
             logger.warning(

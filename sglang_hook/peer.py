@@ -6,17 +6,23 @@ from collections.abc import Callable, Mapping
 
 import zmq
 
+from sglang_hook.handshakes import Handshakes
+from sidecar.curve import ClientKeys
 from sidecar.wire import MAX_MESSAGE_BYTES
 
 # libzmq gives up an address for good after one protocol error there (a foreign program, an answer
 # over the bound): a socket that reached nobody for this long is made anew.
 REMAKE_SECONDS = 2.0
+# Over TCP, milliseconds. A node that is gone says nothing: the connection to it is given up after
+# PING + PONG, and each attempt at a new one after these; the kernel's own bounds are minutes.
+PING_MS, PONG_MS, CONNECT_MS, HANDSHAKE_MS = 1_000, 3_000, 1_000, 2_000
 
 
 class Peer:
     """One socket, used from one thread; a forked child makes its own.
 
-    options: socket options beyond those below; clock: monotonic seconds.
+    options: socket options beyond those below; clock: monotonic seconds; keys: for a tcp://
+    endpoint; watch: tell by `refused` what keeps a tcp:// endpoint from being reached.
     """
 
     def __init__(
@@ -25,15 +31,26 @@ class Peer:
         endpoint: str,
         options: Mapping[int, int],
         clock: Callable[[], float] = time.monotonic,
+        *,
+        keys: ClientKeys | None = None,
+        watch: bool = False,
     ) -> None:
         self.kind = kind
         self.endpoint = endpoint
         self.options = options
         self.clock = clock
+        self.keys = keys
+        self.watch = watch
         self._context: zmq.Context[zmq.Socket[bytes]] | None = None
         self._socket: zmq.Socket[bytes] | None = None
         self._pid = -1
         self._failing_since: float | None = None
+        self._handshakes: Handshakes | None = None
+        self.may_break = False
+        """Whether the socket is one that a failed send may leave useless: a REQ that has sent. If
+        its connection goes between the frames of a message, libzmq sends the next one without its
+        envelope, and ends the connection over the answer for good (4.3.5, req_t::xsend)."""
+        self._refused_at = float("-inf")
 
     def socket(self) -> "zmq.Socket[bytes]":
         """The connected socket. Raises zmq.ZMQError if it cannot be made."""
@@ -50,20 +67,47 @@ class Peer:
         made.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
         for option, value in self.options.items():
             made.setsockopt(option, value)
+        if self.endpoint.startswith("tcp://"):
+            self._prepare_tcp(made)
         made.connect(self.endpoint)
         self._socket = made
         return made
+
+    def _prepare_tcp(self, made: "zmq.Socket[bytes]") -> None:
+        for option, value in (
+            (zmq.HEARTBEAT_IVL, PING_MS),
+            (zmq.HEARTBEAT_TIMEOUT, PONG_MS),
+            (zmq.CONNECT_TIMEOUT, CONNECT_MS),
+            (zmq.HANDSHAKE_IVL, HANDSHAKE_MS),
+            (zmq.IPV6, int(self.endpoint.startswith("tcp://["))),
+        ):
+            made.setsockopt(option, value)
+        if self.keys is not None:
+            self.keys.apply(made)
+        if self.watch:
+            self._handshakes = Handshakes(made)
 
     def worked(self) -> None:
         """The peer took or gave something."""
         self._failing_since = None
 
+    def refused(self) -> bool:
+        """Whether somebody was connected to lately, but not by a handshake that succeeded.
+
+        Never waits; for when nobody is reached.
+        """
+        if self._handshakes is not None and self._handshakes.failed():
+            self._refused_at = self.clock()
+        # After a refused key libzmq tries again only when the socket is made anew.
+        return self.clock() - self._refused_at < 2 * REMAKE_SECONDS
+
     def failed(self, error: zmq.ZMQError) -> None:
-        """Nobody took it; drops a socket that is broken or has failed for long."""
+        """Nobody took it; drops a socket that is broken, may be, or has failed for long."""
         now = self.clock()
         if self._failing_since is None:
             self._failing_since = now
-        if error.errno != zmq.EAGAIN or now - self._failing_since > REMAKE_SECONDS:
+        long = now - self._failing_since > REMAKE_SECONDS
+        if error.errno != zmq.EAGAIN or self.may_break or long:
             self._failing_since = None
             self._drop()
 
@@ -76,6 +120,10 @@ class Peer:
 
     def _drop(self) -> None:
         socket, self._socket = self._socket, None
+        handshakes, self._handshakes = self._handshakes, None
+        self.may_break = False
         # A socket inherited through fork belongs to the parent.
         if socket is not None and self._pid == os.getpid():
+            if handshakes is not None:
+                handshakes.close()
             socket.close(0)

@@ -9,6 +9,7 @@ import zmq
 from sglang_hook.peer import Peer
 from sglang_hook.recent import Recent
 from sidecar import wire
+from sidecar.curve import ClientKeys
 
 # A full queue means that the sidecar does not read; newer reports make older ones worthless.
 SEND_QUEUE = 8
@@ -57,6 +58,7 @@ class Reporter:
         interval: float,
         heartbeat: float,
         clock: Callable[[], float] = time.monotonic,
+        keys: ClientKeys | None = None,
     ) -> None:
         self.endpoint = endpoint
         self.instance = instance
@@ -75,7 +77,7 @@ class Reporter:
         self._seq = 0
         self._sent_at = float("-inf")
         self._sent_state: object = None
-        self._peer = Peer(zmq.PUSH, endpoint, {zmq.SNDHWM: SEND_QUEUE}, self.clock)
+        self._peer = Peer(zmq.PUSH, endpoint, {zmq.SNDHWM: SEND_QUEUE}, self.clock, keys=keys)
 
     def count(self, tokens: int) -> None:
         """Account a request that the scheduler has taken in."""

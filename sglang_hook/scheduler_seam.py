@@ -16,7 +16,6 @@ from typing import Any
 from sglang_hook.reading import instance_name, size
 from sglang_hook.reporter import Reporter, Sample, Tokens
 from sglang_hook.settings import Settings
-from sidecar.wire import report_endpoint
 
 logger = logging.getLogger("sglang_hook")
 
@@ -31,11 +30,12 @@ class SchedulerSeam:
         self.scheduler = scheduler
         writer = scheduler.load_snapshot_writer
         self.reporter = Reporter(
-            report_endpoint(settings.endpoint),
+            settings.reports,
             instance_name(settings, scheduler.server_args),
             writer.dp_rank,
             settings.report_interval_ms / 1000,
             settings.heartbeat_ms / 1000,
+            keys=settings.keys(),
         )
         self._failed = False
         self._blind = False

@@ -6,8 +6,14 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from sidecar.curve import ClientKeys, parse_key, read_secret
 from sidecar.errors import ConfigError
-from sidecar.wire import MAX_INSTANCE_CHARS, check_endpoint
+from sidecar.wire import (
+    MAX_INSTANCE_CHARS,
+    check_endpoint,
+    check_report_endpoint,
+    report_endpoint,
+)
 
 ENV_PREFIX = "DP_SIDECAR_"
 
@@ -17,8 +23,14 @@ class Settings(msgspec.Struct, frozen=True):
 
     endpoint: str
     """Query socket of the sidecar; its presence switches the hook on."""
+    report_endpoint: str = ""
+    """Where load reports go; empty: beside the query socket."""
+    curve_server_key: str = ""
+    """The sidecar's public CURVE key, Z85; with it every tcp:// address is encrypted."""
+    curve_secret_key_file: str = ""
+    """The hook's own secret CURVE key; needed with the sidecar's public one."""
     allow_insecure_tcp: bool = False
-    """Accept a tcp:// endpoint, which is neither encrypted nor guarded."""
+    """Accept tcp:// without CURVE keys, neither encrypted nor guarded."""
     instance: Annotated[str, Meta(max_length=MAX_INSTANCE_CHARS)] = ""
     """Name of this server in metrics; default host:port."""
     deadline_ms: Annotated[int, Meta(ge=1, le=1000)] = 5
@@ -34,6 +46,23 @@ class Settings(msgspec.Struct, frozen=True):
     """Least time between load reports of a rank whose queues change."""
     heartbeat_ms: Annotated[int, Meta(ge=10, le=60_000)] = 250
     """Time after which an unchanged load is reported again."""
+
+    @property
+    def reports(self) -> str:
+        """Address that load reports go to."""
+        return self.report_endpoint or report_endpoint(self.endpoint)
+
+    def keys(self) -> ClientKeys | None:
+        """The keys for tcp:// addresses; reads the secret's file. Raises ConfigError."""
+        secret = ENV_PREFIX + "CURVE_SECRET_KEY_FILE"
+        server = ENV_PREFIX + "CURVE_SERVER_KEY"
+        if not self.curve_server_key and not self.curve_secret_key_file:
+            return None
+        if not self.curve_server_key or not self.curve_secret_key_file:
+            missing, given = (secret, server) if self.curve_server_key else (server, secret)
+            raise ConfigError(f"{missing}: is needed with {given}")
+        public = parse_key(self.curve_server_key.strip(), server)
+        return ClientKeys(read_secret(self.curve_secret_key_file, secret), public)
 
 
 def load(env: Mapping[str, str]) -> Settings:
@@ -52,5 +81,7 @@ def load(env: Mapping[str, str]) -> Settings:
         raise ConfigError(text) from None
     if not settings.instance.isprintable():
         raise ConfigError("DP_SIDECAR_INSTANCE: has characters that cannot be printed")
-    check_endpoint(settings.endpoint, allow_tcp=settings.allow_insecure_tcp)
+    allow_tcp = settings.keys() is not None or settings.allow_insecure_tcp
+    check_endpoint(settings.endpoint, allow_tcp=allow_tcp)
+    check_report_endpoint(settings.reports, allow_tcp=allow_tcp)
     return settings

@@ -2,34 +2,27 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
+from functools import partial
 
-import msgspec
 from aiohttp import web
-from aiohttp.typedefs import Handler
-from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
-from prometheus_client.core import Metric
 
 from sidecar import metrics
-from sidecar.control import MAX_BODY_BYTES, PolicyState, decode_order
 from sidecar.dispatcher import Dispatcher
 from sidecar.errors import ConfigError, EndpointError
-from sidecar.logs import RateLimit, logger
-from sidecar.policies import REGISTRY, make_policy
-from sidecar.sockets import Listener
+from sidecar.listener import Listener
+from sidecar.logs import RateLimit
+from sidecar.orders import MAX_BODY_BYTES
+from sidecar.takeover import Handover, peer_of
+from sidecar.verbs import Verbs, body, errors_as_json, guarded
+from sidecar.web import add_page
 
-# For a body of 64 KiB over a local socket: whoever takes longer has stopped.
-BODY_SECONDS = 5.0
+# How long a scrape may keep queries waiting at a time. Less would disturb more of them.
+SCRAPE_PART_SECONDS = 0.0005
 
 
-class _OneFamily:
-    """What `generate_latest` needs of a registry."""
-
-    def __init__(self, family: Metric) -> None:
-        self.family = family
-
-    def collect(self) -> Iterator[Metric]:
-        yield self.family
+SHOWN_PATHS = 200
+"""Sessions on the status page."""
 
 
 def _runner(app: web.Application) -> web.AppRunner:
@@ -38,23 +31,36 @@ def _runner(app: web.Application) -> web.AppRunner:
 
 
 class Admin:
-    """The HTTP side of one server: /metrics, /healthz, /readyz, /status. It changes nothing."""
+    """The HTTP side of one server: the page at /, /metrics, /healthz, /readyz, /status, /paths.
+
+    It changes nothing, unless there is a token: with it, the control verbs are at /control/.
+    """
 
     def __init__(
-        self, dispatcher: Dispatcher, health: metrics.Health, ready: Callable[[], bool]
+        self,
+        dispatcher: Dispatcher,
+        health: metrics.Health,
+        ready: Callable[[], bool],
+        verbs: Verbs,
     ) -> None:
+        self.verbs = verbs
         self.dispatcher = dispatcher
         self.health = health
         self.ready = ready
         self._runner: web.AppRunner | None = None
 
-    async def start(self, host: str, port: int) -> int:
+    async def start(self, host: str, port: int, token: str = "") -> int:
         """Listen; return the port (`port` 0 takes a free one). Raises OSError if it is taken."""
-        app = web.Application(client_max_size=1024)
+        app = web.Application(client_max_size=MAX_BODY_BYTES)
+        if token:
+            app.middlewares.extend([errors_as_json, guarded(token, self.verbs.limit)])
+            self.verbs.add_to(app, "/control")
         app.router.add_get("/metrics", self._metrics)
         app.router.add_get("/healthz", self._healthz)
         app.router.add_get("/readyz", self._readyz)
         app.router.add_get("/status", self._status)
+        app.router.add_get("/paths", self._paths)
+        add_page(app)
         self._runner = _runner(app)
         await self._runner.setup()
         site = web.TCPSite(self._runner, host, port)
@@ -73,12 +79,9 @@ class Admin:
             await runner.cleanup()
 
     async def _metrics(self, request: web.Request) -> web.Response:
-        parts = []
-        for family in metrics.collect(self.dispatcher, self.health, time.monotonic()):
-            parts.append(generate_latest(_OneFamily(family)))
-            # A scrape of 320 ranks takes milliseconds: let the queries through in between.
-            await asyncio.sleep(0)
-        return web.Response(body=b"".join(parts), headers={"Content-Type": CONTENT_TYPE_LATEST})
+        families = metrics.collect(self.dispatcher, self.health, time.monotonic())
+        body = await _joined(family.exposition() for family in families)
+        return web.Response(body=body, headers={"Content-Type": metrics.CONTENT_TYPE})
 
     async def _healthz(self, request: web.Request) -> web.Response:
         return web.Response(text="ok\n")
@@ -89,24 +92,43 @@ class Admin:
         return web.Response(status=503, text="not ready\n")
 
     async def _status(self, request: web.Request) -> web.Response:
-        body = metrics.status(self.dispatcher, self.health, time.monotonic())
-        return web.Response(body=msgspec.json.encode(body), content_type="application/json")
+        parts = metrics.status_parts(self.dispatcher, self.health, time.monotonic())
+        return web.Response(body=await _joined(parts), content_type="application/json")
+
+    async def _paths(self, request: web.Request) -> web.Response:
+        parts = self.verbs.paths.parts(SHOWN_PATHS, time.monotonic())
+        return web.Response(body=await _joined(parts), content_type="application/json")
+
+
+async def _joined(parts: Iterable[bytes]) -> bytes:
+    """All parts; all of them at once may take milliseconds, so queries are let through."""
+    made, until = [], time.monotonic() + SCRAPE_PART_SECONDS
+    for part in parts:
+        made.append(part)
+        if time.monotonic() >= until:
+            await asyncio.sleep(0)
+            until = time.monotonic() + SCRAPE_PART_SECONDS
+    return b"".join(made)
 
 
 class ControlSite:
-    """The verbs of the control socket: GET /policy, POST /policy."""
+    """The control socket: the verbs, and POST /handover.
 
-    def __init__(self, dispatcher: Dispatcher, limit: RateLimit) -> None:
-        self.dispatcher = dispatcher
-        self.limit = limit
+    handover: lets a successor take over; None: nobody can.
+    """
+
+    def __init__(self, verbs: Verbs, handover: Handover | None = None) -> None:
+        self.verbs = verbs
+        self.handover = handover
         self._listener: Listener | None = None
         self._runner: web.AppRunner | None = None
 
     async def start(self, path: str) -> None:
         """Listen at `path`. Raises EndpointError."""
-        app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[_errors_as_json])
-        app.router.add_get("/policy", self._show)
-        app.router.add_post("/policy", self._set)
+        app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[errors_as_json])
+        self.verbs.add_to(app)
+        if self.handover is not None:
+            app.router.add_post("/handover", partial(_hand_over, self.handover, self.verbs.limit))
         self._listener = Listener(path)
         listening = self._listener.listen()
         self._runner = _runner(app)
@@ -125,49 +147,16 @@ class ControlSite:
         if self._listener is not None:
             self._listener.close()
 
-    async def _show(self, request: web.Request) -> web.Response:
-        dispatcher = self.dispatcher
-        params = msgspec.to_builtins(dispatcher.policy.params)
-        state = PolicyState(
-            dispatcher.policy.name, params, dispatcher.policy_version, list(REGISTRY)
-        )
-        return web.Response(body=msgspec.json.encode(state), content_type="application/json")
 
-    async def _set(self, request: web.Request) -> web.Response:
-        """Swap the policy between two queries; what is invalid changes nothing."""
-        before = self.dispatcher.policy.name
-        try:
-            order = decode_order(await _body(request))
-            policy = make_policy(order.name, order.params)
-        except ConfigError as error:
-            reason = str(error)[:512]
-            self.limit.warning("policy set", f"policy set refused, {before} stays: {reason}")
-            raise web.HTTPBadRequest(text=reason) from None
-        self.dispatcher.swap_policy(policy)
-        logger.info(
-            "policy set: %s -> %s version %d %s",
-            before,
-            policy.name,
-            self.dispatcher.policy_version,
-            msgspec.to_builtins(policy.params),
-        )
-        return await self._show(request)
-
-
-async def _body(request: web.Request) -> bytes:
+async def _hand_over(handover: Handover, limit: RateLimit, request: web.Request) -> web.Response:
+    """Let a successor take over; over the control socket, where the kernel tells who asks."""
+    order = await body(request)
+    connection = request.get_extra_info("socket")
     try:
-        return await asyncio.wait_for(request.read(), BODY_SECONDS)
-    except asyncio.TimeoutError:
-        raise web.HTTPRequestTimeout(text=f"no whole body within {BODY_SECONDS:g} s") from None
-    except OSError:
-        raise web.HTTPBadRequest(text="the body breaks off") from None
-
-
-@web.middleware
-async def _errors_as_json(request: web.Request, handler: Handler) -> web.StreamResponse:
-    try:
-        return await handler(request)
-    except web.HTTPException as error:
-        error.text = msgspec.json.encode({"error": error.text}).decode()
-        error.content_type = "application/json"
-        raise
+        if connection is None:
+            raise ConfigError("handover: the connection is gone")
+        answer = handover.accept(order, peer_of(connection.fileno()))
+    except ConfigError as error:
+        limit.warning("handover", f"not handed over: {str(error)[:512]}")
+        raise web.HTTPConflict(text=str(error)[:512]) from None
+    return web.Response(body=answer, content_type="application/json")

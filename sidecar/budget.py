@@ -71,11 +71,14 @@ class Instance:
 
     def twin(self) -> "Instance":
         """A copy that changes on its own, without the policy's memory."""
-        memory, self.view.memory = self.view.memory, None
-        try:
-            return copy.deepcopy(self)
-        finally:
-            self.view.memory = memory
+        # Not deepcopy: that takes 15 ms for 320 ranks, and queries wait meanwhile.
+        twin = copy.copy(self)
+        twin.states = {rank: copy.copy(state) for rank, state in self.states.items()}
+        twin._live = [twin.states[rank] for rank in self.view.ranks]
+        twin.view = self.view.twin()
+        twin._sent, twin._sent_tokens = list(self._sent), list(self._sent_tokens)
+        twin._assumed = list(self._assumed)
+        return twin
 
     def assign(self, position: int, tokens: int) -> None:
         """Account a decision at once; the next query confirms it."""
@@ -262,7 +265,7 @@ class Budget:
         return instance
 
     def twin(self) -> "Budget":
-        """A budget that knows the same loads, for another policy; no policy's memory comes along."""
+        """A budget that knows the same loads, for another policy; without any memory."""
         twin = Budget(self.stale_seconds, self.max_instances)
         twin.instances = {name: one.twin() for name, one in self.instances.items()}
         return twin

@@ -19,16 +19,20 @@ class Canary(NamedTuple):
     share: float
 
     def takes(self, facts: RequestFacts) -> bool:
-        """Whether the canary decides this request: always the same answer for one key.
+        """Whether the canary decides this request."""
+        return takes(facts, self.share)
 
-        A request without a routing key goes by how its prompt begins (its first block, or its
-        prefix hash), so turns of one session stay together; one without either stays with the
-        active policy.
-        """
-        key = facts.routing_key and normalize_key(facts.routing_key)
-        if not key:
-            start = facts.block_hashes[0] if facts.block_hashes else facts.prefix_hash
-            if start is None:
-                return False
-            key = start.to_bytes(8, "little")
-        return xxhash.xxh3_64_intdigest(key, seed=_SEED) < self.share * _SPACE
+
+def takes(facts: RequestFacts, share: float) -> bool:
+    """Whether a canary of that share decides a request: always the same answer for one key.
+
+    A request without a routing key goes by how its prompt begins (its first block, or its prefix
+    hash), so turns of one session stay together; one without either stays with the active policy.
+    """
+    key = facts.routing_key and normalize_key(facts.routing_key)
+    if not key:
+        start = facts.block_hashes[0] if facts.block_hashes else facts.prefix_hash
+        if start is None:
+            return False
+        key = start.to_bytes(8, "little")
+    return xxhash.xxh3_64_intdigest(key, seed=_SEED) < share * _SPACE

@@ -1,19 +1,21 @@
-"""Command line: serve, run, config, policy."""
+"""Command line: every verb."""
 
 import argparse
 import os
 import signal
 import sys
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Sequence
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 import uvloop
 
-from sidecar import __version__, config, logs
-from sidecar.control import Control, control_path
+from sidecar import __version__, config, logs, top
+from sidecar.check import check
 from sidecar.errors import ConfigError, ControlError, EndpointError, RefusedError
+from sidecar.journal_cli import VERBS, add_verbs, obey_log
+from sidecar.keygen import keygen
 from sidecar.logs import logger
+from sidecar.policy_cli import TAKE_PARAMS, add_policy, obey
 from sidecar.server import Server
 
 USAGE_EXIT = 2  # as argparse
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def parser() -> argparse.ArgumentParser:
-    """Every setting of `sidecar.config` is a flag of `serve`, `run` and `config`."""
+    """Every setting of `sidecar.config` is a flag of `serve`, `run`, `config` and `check`."""
     top = argparse.ArgumentParser(
         prog="sglang-dp-sidecar",
         description="Chooses the data-parallel rank of each request of an SGLang server.",
@@ -36,12 +38,24 @@ def parser() -> argparse.ArgumentParser:
         ("serve", "run the sidecar"),
         ("run", "run the sidecar and, after --, an SGLang server beside it"),
         ("config", "print the settings in force as a TOML file"),
+        ("check", "say what is wrong with the settings and the environment, and how to fix it"),
     ):
         sub = verbs.add_parser(verb, help=text, description=text)
         _add_settings(sub, [key.flag for key in config.settings()])
         if verb == "run":
             _add_server(sub)
-    _add_policy(verbs)
+        if verb == "serve":
+            sub.add_argument(
+                "--take-over",
+                action="store_true",
+                help="take the place of the sidecar that serves the endpoint, if there is one",
+            )
+        if verb == "check":
+            sub.add_argument("--json", action="store_true", help="print one JSON object instead")
+    add_policy(verbs, _add_settings)
+    add_verbs(verbs)
+    _add_top(verbs)
+    _add_keygen(verbs)
     return top
 
 
@@ -70,31 +84,27 @@ def _add_settings(sub: argparse.ArgumentParser, flags: Container[str]) -> None:
             )
 
 
-def _add_policy(verbs: "Verbs") -> None:
-    text = "show or swap the policy of a running sidecar"
-    policy = verbs.add_parser("policy", help=text, description=text)
-    actions = policy.add_subparsers(dest="action", required=True, metavar="ACTION")
-    for action, text in (
-        ("show", "print the policy in force as JSON"),
-        ("set", "swap the policy, until a restart or a reload; parameters left out take defaults"),
-    ):
-        sub = actions.add_parser(action, help=text, description=text)
-        _add_settings(sub, ("--endpoint", "--control"))
-        if action == "set":
-            sub.add_argument("name", metavar="NAME", help="a policy of docs/policies.md")
-            sub.add_argument(
-                "params",
-                nargs="*",
-                metavar="PARAM=VALUE",
-                help="one of its parameters: a number, true, false, or text",
-            )
+def _add_top(verbs: "Verbs") -> None:
+    text = "watch a running sidecar in the terminal"
+    sub = verbs.add_parser("top", help=text, description=text)
+    _add_settings(sub, top.SETTINGS)
+    top.add_arguments(sub)
+
+
+def _add_keygen(verbs: "Verbs") -> None:
+    text = "make the CURVE keys that encrypt and guard TCP, and say what goes where"
+    sub = verbs.add_parser("keygen", help=text, description=text)
+    sub.add_argument("directory", metavar="DIR", help="where to write them; nothing is overwritten")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point of `sglang-dp-sidecar`; returns the exit code."""
-    arguments = vars(parser().parse_args(argv))
+    known, more = parser().parse_known_args(argv)
+    arguments = vars(known)
+    if more and arguments.get("action") not in TAKE_PARAMS and arguments["verb"] != "replay":
+        parser().error(f"unrecognized arguments: {' '.join(more)}")
     try:
-        return _obey(arguments)
+        return _obey(arguments, more)
     except (ConfigError, ControlError) as error:
         print(f"sglang-dp-sidecar: {error}", file=sys.stderr)
         usage = isinstance(error, ConfigError | RefusedError)
@@ -104,7 +114,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         return UNAVAILABLE_EXIT
 
 
-def _obey(arguments: dict[str, Any]) -> int:
+def _obey(arguments: dict[str, Any], more: Sequence[str]) -> int:
+    if arguments["verb"] == "keygen":
+        sys.stdout.write(keygen(arguments["directory"]))
+        return 0
+    if arguments["verb"] in VERBS:
+        return obey_log(arguments, more)
     flags = {
         name: value for name, value in arguments.items() if name[:2] == "--" and value is not None
     }
@@ -112,62 +127,38 @@ def _obey(arguments: dict[str, Any]) -> int:
     def load() -> config.Config:
         return config.load(arguments["config"], os.environ, flags)
 
+    if arguments["verb"] == "check":  # a configuration that cannot be read is a finding
+        return check(load, as_json=arguments["json"])
+    return _configured(load, arguments, flags, more)
+
+
+def _configured(
+    load: config.Loader, arguments: dict[str, Any], flags: dict[str, str], more: Sequence[str]
+) -> int:
+    """Obey a verb that needs a sound configuration."""
     settings, verb = load(), arguments["verb"]
     if verb == "config":
         sys.stdout.write(config.render(settings))
         return 0
     if verb == "policy":
-        return _policy(settings, arguments)
+        return obey(settings, arguments, more)
+    if verb == "top":
+        return top.top(settings.admin.host, settings.admin.port, arguments)
     logs.configure(settings.log.level, settings.log.format)
     if verb == "run":
         from sidecar.run import run
 
         server, module = arguments["server"], arguments["server_module"]
         return run(settings, arguments["config"], flags, server, module)
-    # Until the server handles it, a reload must not be the end of it.
+    # Until the server handles them, a reload or an upgrade must not be the end of it.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    uvloop.run(_serve(settings, load))
+    signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+    again = [sys.executable, "-m", "sidecar", "serve", "--take-over"]
+    again += [f"--config={arguments['config']}"] if arguments["config"] else []
+    again += [f"{flag}={value}" for flag, value in flags.items()]
+    uvloop.run(_serve(settings, load, take_over=arguments["take_over"], successor=again))
     return 0
 
 
-async def _serve(settings: config.Config, load: config.Loader) -> None:
-    await Server(settings, load).run()
-
-
-def _policy(settings: config.Config, arguments: dict[str, Any]) -> int:
-    """`policy show`, `policy set`. Raises ConfigError and ControlError."""
-    path = control_path(settings.serve.endpoint, settings.serve.control)
-    if not path:
-        raise ConfigError(
-            f"serve.control: a sidecar at {settings.serve.endpoint} has a control socket only if "
-            "this names one (--control, DP_SIDECAR_CONTROL)"
-        )
-    control = Control(path)
-    if arguments["action"] == "show":
-        state = control.show()
-    else:
-        state = control.set_policy(arguments["name"], _params(arguments["params"]))
-    sys.stdout.write(msgspec.json.format(msgspec.json.encode(state), indent=2).decode() + "\n")
-    return 0
-
-
-def _params(given: Iterable[str]) -> dict[str, Any]:
-    """`PARAM=VALUE ...` as parameters. Raises ConfigError."""
-    params: dict[str, Any] = {}
-    for item in given:
-        name, equals, value = item.partition("=")
-        if not name or not equals:
-            raise ConfigError(f"policy set: {item!r} is not PARAM=VALUE")
-        if name in params:
-            raise ConfigError(f"policy set: {name} is given twice")
-        params[name] = _scalar(value)
-    return params
-
-
-def _scalar(text: str) -> Any:
-    """A JSON number, boolean or string; anything else is text as it stands."""
-    try:
-        value = msgspec.json.decode(text)
-    except (msgspec.DecodeError, ValueError, RecursionError):
-        return text
-    return value if isinstance(value, bool | int | float | str) else text
+async def _serve(settings: config.Config, load: config.Loader, **how: Any) -> None:
+    await Server(settings, load, **how).run()

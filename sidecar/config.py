@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 import msgspec
 from msgspec import Meta
 
+from sidecar.catalog import is_spec, offered
 from sidecar.errors import ConfigError
 from sidecar.policies import REGISTRY
 from sidecar.policies.kv_affinity import KvAffinityParams
@@ -42,8 +43,29 @@ class ServeConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
             "endpoint, none with a tcp:// one"
         ),
     ] = ""
+    reports_tcp: Annotated[
+        str,
+        Meta(
+            description="tcp://HOST:PORT where load reports of other nodes come in, beside those "
+            "of this one; empty: nowhere"
+        ),
+    ] = ""
+    curve_secret_key_file: Annotated[
+        str,
+        Meta(
+            description="The sidecar's secret CURVE key, see `keygen`; with it every tcp:// "
+            "address is encrypted and guarded"
+        ),
+    ] = ""
+    curve_client_keys_file: Annotated[
+        str,
+        Meta(
+            description="Public CURVE keys that may connect, one a line; needed with a secret key"
+        ),
+    ] = ""
     allow_insecure_tcp: Annotated[
-        bool, Meta(description="Accept a tcp:// endpoint, which is neither encrypted nor guarded")
+        bool,
+        Meta(description="Accept tcp:// without CURVE keys, neither encrypted nor guarded"),
     ] = False
     stale_seconds: Annotated[
         float,
@@ -66,6 +88,13 @@ class AdminConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
         str, Meta(min_length=1, description="Address of /metrics, /healthz, /readyz, /status")
     ] = "127.0.0.1"
     port: Annotated[int, Meta(ge=0, le=65535, description="Its port; 0: no HTTP at all")] = 9477
+    token_file: Annotated[
+        str,
+        Meta(
+            description="File (mode 0600) with the token that opens the control verbs under "
+            "/control on that port; empty: only the control socket has them"
+        ),
+    ] = ""
 
 
 class LogConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
@@ -77,17 +106,83 @@ class LogConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     ] = "text"
 
 
+class DecisionLogConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    directory: Annotated[
+        str,
+        Meta(
+            description="Where every decision is kept with what it was made from, for `replay` and "
+            "`explain`; routing keys by keyed hash only; empty: nowhere"
+        ),
+    ] = ""
+    max_megabytes: Annotated[
+        int, Meta(ge=1, le=1 << 20, description="Most that all its files take; the oldest go first")
+    ] = 1024
+
+
+PolicyName = Annotated[str, Meta(max_length=256)]
+Params = dict[str, Any]
+
+
+class ShadowConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    name: Annotated[
+        PolicyName,
+        Meta(description="Policy that decides every request too, without acting; empty: none"),
+    ] = ""
+    params: Annotated[Params, Meta(description="Its parameters; those left out take defaults")] = {}
+
+
+class CanaryConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    name: Annotated[
+        PolicyName,
+        Meta(description="Policy that decides for a share of the affinity keys; empty: none"),
+    ] = ""
+    share: Annotated[
+        float, Meta(ge=0, le=1, description="That share: 0.05 is one key in twenty")
+    ] = 0.05
+    params: Annotated[Params, Meta(description="Its parameters; those left out take defaults")] = {}
+
+
 class PolicyConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    name: Annotated[str, Meta(description="Policy in force: " + ", ".join(REGISTRY))] = (
-        "kv_affinity"
-    )
+    name: Annotated[
+        PolicyName,
+        Meta(
+            description="Policy in force: "
+            + ", ".join(REGISTRY)
+            + ", one that a package offers, or module:Class"
+        ),
+    ] = "kv_affinity"
+    params: Annotated[
+        Params, Meta(description="Parameters of a policy that is not one of ours")
+    ] = {}
     kv_affinity: KvAffinityParams = KvAffinityParams()
     prefix_affinity: PrefixAffinityParams = PrefixAffinityParams()
+    shadow: ShadowConfig = ShadowConfig()
+    canary: CanaryConfig = CanaryConfig()
 
-    def params(self) -> dict[str, Any]:
-        """Parameters of the policy in force."""
+    def in_force(self) -> Params:
+        """Parameters of the policy in force. Raises ConfigError if they stand elsewhere."""
+        if self.name not in REGISTRY:
+            return self.params
+        if self.params:
+            raise ConfigError(
+                f"policy.params: is for policies that are not ours; {self.name} has its own "
+                f"section, [policy.{self.name}], if it has parameters"
+            )
         section = getattr(self, self.name, None)
         return msgspec.to_builtins(section) if isinstance(section, msgspec.Struct) else {}
+
+    def check(self) -> None:
+        """Raises ConfigError for a name that nobody knows; imports nothing."""
+        for key, name in (
+            ("policy.name", self.name),
+            ("policy.shadow.name", self.shadow.name),
+            ("policy.canary.name", self.canary.name),
+        ):
+            empty = not name and key != "policy.name"
+            if empty or name in REGISTRY or is_spec(name) or name in offered():
+                continue
+            known = ", ".join([*REGISTRY, *offered()])
+            raise ConfigError(f"{key}: no policy {name!r}; there are {known}, and module:Class")
 
 
 class Config(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
@@ -96,6 +191,7 @@ class Config(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     serve: ServeConfig = ServeConfig()
     admin: AdminConfig = AdminConfig()
     log: LogConfig = LogConfig()
+    decision_log: DecisionLogConfig = DecisionLogConfig()
     policy: PolicyConfig = PolicyConfig()
 
 
@@ -119,7 +215,9 @@ class Key(msgspec.Struct, frozen=True):
     @property
     def env(self) -> str:
         """`DP_SIDECAR_ENDPOINT`, `DP_SIDECAR_ADMIN_PORT`, ..."""
-        return ENV_PREFIX + self._words("_").upper()
+        # The hook has a secret of its own, under the short name, and `run` starts both.
+        section = "SERVE_" if self.path[-1] == "curve_secret_key_file" else ""
+        return ENV_PREFIX + section + self._words("_").upper()
 
     def _words(self, joint: str) -> str:
         # The keys of [serve] go without their section: --endpoint, which the hook reads too.
@@ -140,7 +238,8 @@ def settings(struct: type[msgspec.Struct] = Config, path: tuple[str, ...] = ()) 
             meta = next(m for m in hint.__metadata__ if m.description)
             base = hint.__origin__
             choices = get_args(base) if get_origin(base) is Literal else ()
-            yield Key((*path, name), fields[name].default, meta.description, choices)
+            default = {} if get_origin(base) is dict else fields[name].default
+            yield Key((*path, name), default, meta.description, choices)
 
 
 def load(
@@ -156,10 +255,7 @@ def load(
     config = _convert(_read(file) if file else {}, Config(), str(file), strict=True)
     for source, given in (("environment", env), ("flag", flags)):
         config = _convert(_overrides(source, given), config, source, strict=False)
-    if config.policy.name not in REGISTRY:
-        raise ConfigError(
-            f"policy.name: no policy {config.policy.name!r}; there are {', '.join(REGISTRY)}"
-        )
+    config.policy.check()
     return config
 
 
@@ -173,8 +269,16 @@ def _overrides(source: str, given: Mapping[str, str]) -> dict[str, Any]:
         node = tree
         for part in key.path[:-1]:
             node = node.setdefault(part, {})
-        node[key.path[-1]] = given[name]
+        node[key.path[-1]] = _table(name, given[name]) if key.default == {} else given[name]
     return tree
+
+
+def _table(name: str, text: str) -> Any:
+    """A table in a flag or a variable: a JSON object. Raises ConfigError."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{name}: is not a JSON object: {error}") from None
 
 
 def _read(file: str | os.PathLike[str]) -> dict[str, Any]:
@@ -210,7 +314,9 @@ def _explain(error: str, source: str) -> str:
 def _only(shape: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
     """The entries of `values` that `shape` has too."""
     return {
-        name: _only(part, values[name]) if isinstance(part, dict) else values[name]
+        name: _only(part, values[name])
+        if isinstance(part, dict) and name != "params"
+        else values[name]
         for name, part in shape.items()
     }
 
@@ -218,7 +324,8 @@ def _only(shape: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
 def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
     merged = dict(base)
     for name, part in over.items():
-        merged[name] = _merge(merged[name], part) if isinstance(part, dict) else part
+        whole = name == "params"  # of one policy: those of another are none of its
+        merged[name] = part if whole or not isinstance(part, dict) else _merge(merged[name], part)
     return merged
 
 
@@ -239,5 +346,9 @@ def render(config: Config) -> str:
 
 
 def _toml(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{_toml(k)} = {_toml(v)}" for k, v in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_toml, value)) + "]"
     # A JSON string, number or boolean is a TOML one, but for DEL, which TOML wants escaped.
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -3,12 +3,19 @@
 from sidecar import wire
 from sidecar.budget import Budget
 from sidecar.canary import Canary
-from sidecar.errors import PeerError
+from sidecar.errors import PeerError, PolicyError
 from sidecar.policies import SPILLS, Choice, KvAffinity, Policy, Reason, make_policy
 from sidecar.policies.least_loaded import fewest_requests
 from sidecar.policies.want import union
 from sidecar.seat import Expected, OnError, Seat
+from sidecar.shadow import Shadow, wants
 from sidecar.tally import Tally
+
+
+def wanted(active: Policy, canary: Policy | None, shadow: Policy | None) -> wire.Want:
+    """What the hooks are to tell. Raises ConfigError if they cannot tell it all."""
+    second = () if canary is None else (canary.want,)
+    return union(active.want, *second, *(() if shadow is None else wants(shadow, active)))
 
 
 def default_policy() -> Policy:
@@ -37,8 +44,8 @@ class Dispatcher:
         self._others: tuple[Seat, ...] = ()
         """Those that follow what the active one is told."""
         self.policy_version = 1
-        self.watching: tuple[wire.Want, ...] = ()
-        """What policies want that look on without deciding."""
+        self.shadow: Shadow | None = None
+        """Looks on; who serves lets it follow each decision once the reply is on its way."""
         self.want = policy.want
         """What the hooks are to tell."""
         self.boot = boot
@@ -60,11 +67,14 @@ class Dispatcher:
     def swap_policy(self, policy: Policy) -> None:
         """Decide with another policy from the next query on; loads and counters stay.
 
-        Raises ConfigError if it cannot be beside those that look on; nothing has changed then.
+        Raises ConfigError if it cannot be beside canary and shadow; nothing has changed then.
         """
-        want = union(policy.want, *self._wants())
+        shadow = None if self.shadow is None else self.shadow.policy
+        want = wanted(policy, self._canary_policy, shadow)
         self.active.swap(policy)
         self._stand_in = None
+        # It compares with the policy in force: with another one, from the beginning.
+        self._set_shadow(shadow)
         self._changed(want)
 
     def set_canary(self, policy: Policy | None, share: float = 0.0) -> None:
@@ -72,28 +82,27 @@ class Dispatcher:
 
         Raises ConfigError if the two cannot be had side by side; nothing has changed then.
         """
-        own = () if policy is None else (policy.want,)
-        want = union(self.policy.want, *own, *self.watching)
+        want = wanted(self.policy, policy, None if self.shadow is None else self.shadow.policy)
         self.canary = None if policy is None else Canary(self.active.beside(policy), share)
+        self._stand_in = None  # made again if it was not the canary that failed
         self._changed(want)
 
-    def watch(self, *wants: wire.Want) -> None:
-        """Have the hooks tell what policies want that look on without deciding.
+    def set_shadow(self, policy: Policy | None) -> None:
+        """Let a second policy look on; None: no longer.
 
-        Raises ConfigError if there is no telling all of it at once; nothing has changed then.
+        Raises ConfigError if the two cannot be had side by side; nothing has changed then.
         """
-        before, self.watching = self.watching, wants
-        try:
-            want = union(self.policy.want, *self._wants())
-        except Exception:
-            self.watching = before
-            raise
+        want = wanted(self.policy, self._canary_policy, policy)
+        self._set_shadow(policy)
         self._changed(want)
 
-    def _wants(self) -> tuple[wire.Want, ...]:
-        """What others than the policy in force want."""
-        canary = () if self.canary is None else (self.canary.seat.policy.want,)
-        return (*canary, *self.watching)
+    def _set_shadow(self, policy: Policy | None) -> None:
+        since = self.policy_version + 1
+        self.shadow = None if policy is None else Shadow(policy, self.active, since)
+
+    @property
+    def _canary_policy(self) -> Policy | None:
+        return None if self.canary is None else self.canary.seat.policy
 
     def _changed(self, want: wire.Want) -> None:
         """Begin a new version, on which the hooks tell the past again."""
@@ -153,6 +162,8 @@ class Dispatcher:
         self.active.take(facts, position)
         for other in self._others:
             other.take(facts, position)
+        if self._others:
+            self._turn(seat.here.view.cursor)
         tally.decisions[seat.policy.name][reason] += 1
         spilled = reason in SPILLS
         if spilled:
@@ -161,21 +172,33 @@ class Dispatcher:
         tally.roles[role].add(facts.tokens, expected, spilled=spilled)
         return position, reason
 
+    def _turn(self, cursor: int) -> None:
+        """Equal ranks take turns whichever policy gives them one."""
+        for seat in (self.active, *self._others):
+            seat.here.view.cursor = cursor
+
     def _instead_of(self, seat: Seat, facts: wire.RequestFacts) -> Choice:
         """The default policy decides for one that failed; if it failed itself, loads do."""
         choice = None
-        if not isinstance(seat.policy, KvAffinity):
-            if self._stand_in is None:
-                # From now on it learns what is decided; what was before, the hook tells: the last
-                # rank of each key.
-                self._stand_in = self.active.beside(default_policy())
-                self._seat_others()
-            choice = self._stand_in.choose(facts)
+        if type(seat.policy) is not KvAffinity:  # one derived from it may fail where it does not
+            other = self._substitute()
+            choice = other.choose(facts)
+            seat.here.view.cursor = other.here.view.cursor
         if choice is None:
             choice = Choice(fewest_requests(seat.here.view, facts.tokens), Reason.POLICY_ERROR)
         return Choice(choice.position, Reason.POLICY_ERROR)
 
-    def _failed(self, error: Exception) -> None:
+    def _substitute(self) -> Seat:
+        if type(self.policy) is KvAffinity:
+            return self.active  # the canary failed
+        if self._stand_in is None:
+            # From now on it learns what is decided; what was before, the hook tells: the last rank
+            # of each key.
+            self._stand_in = self.active.beside(default_policy())
+            self._seat_others()
+        return self._stand_in
+
+    def _failed(self, error: PolicyError) -> None:
         # Looked up at each fault: it may be set after the dispatcher is made.
         self.on_policy_error(error)
 

@@ -1,5 +1,6 @@
 """What is known of the ranks: each one's reports and counters, and the view that a policy gets."""
 
+import copy
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -98,8 +99,21 @@ class LoadView:
     """For a policy, in the query under way: key -> position, reason, preferred, requests."""
     now: float = 0.0
     """Time of the query under way, monotonic seconds."""
+    witness: Any = None
+    """For a policy that only looks on: a memory of what was really sent. Of that, not of what the
+    policy would have sent, the reports of the engine are."""
     memory: Any = None
     """What the policy keeps of this instance (`Policy.new_memory`)."""
+
+    def twin(self) -> "LoadView":
+        """A copy that changes on its own, without the policy's memory."""
+        twin = copy.copy(self)
+        twin.memory = twin.witness = None
+        for name in self.__slots__:
+            value = getattr(twin, name)
+            if isinstance(value, list | dict | set):
+                setattr(twin, name, value.copy())
+        return twin
 
     def average(self) -> float:
         """Mean requests of the counted ranks; 0.0 if there is none."""

@@ -21,14 +21,19 @@ class TextFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """{"time", "level", "event"} in one line; "traceback" where there is one."""
+    """{"time", "level", "pid", "event"} in one line; "kind" and "held" (lines of that kind left out
+    before it) where an event can repeat, "traceback" where there is one."""
 
     def format(self, record: logging.LogRecord) -> str:
         line = {
             "time": self.formatTime(record, "%Y-%m-%dT%H:%M:%S%z"),
             "level": record.levelname.lower(),
+            "pid": record.process,
             "event": record.getMessage(),
         }
+        for field in ("kind", "held"):
+            if hasattr(record, field):
+                line[field] = getattr(record, field)
         if record.exc_info:
             line["traceback"] = self.formatException(record.exc_info)
         return json.dumps(line, ensure_ascii=False)
@@ -64,4 +69,5 @@ class RateLimit:
             return
         self._last[kind] = now
         held = self._held.pop(kind, 0)
-        logger.warning("%s%s", text, f" ({held} more like it not shown)" if held else "")
+        more = f" ({held} more like it not shown)" if held else ""
+        logger.warning("%s%s", text, more, extra={"kind": kind, "held": held})

@@ -4,31 +4,31 @@ Each policy that looks at the traffic, in force or on trial, has a seat of its o
 takes note of is not gone for the others.
 """
 
+import math
 from collections.abc import Callable
 from typing import cast
 
 from sidecar import wire
 from sidecar.budget import Budget, Instance
-from sidecar.errors import PeerError
+from sidecar.errors import PeerError, PolicyError
 from sidecar.loads import LoadView
 from sidecar.policies import REASONS, SPILLS, Choice, Learner, Policy, Predictor
 
-OnError = Callable[[Exception], None]
+OnError = Callable[[PolicyError], None]
 Expected = tuple[float, float]
+
+FAULTS = (Exception, SystemExit)
+"""What a policy may raise that is contained; it may be anyone's code."""
+
+
+class NonsenseError(ValueError):
+    """A policy answered what nobody can act on."""
 
 
 def _learner(policy: Policy) -> Learner | None:
     """The policy, if it learns. Asked by name: a wrapper may pass on what it does not define."""
     parts = ("new_memory", "learn", "heard")
     return cast(Learner, policy) if all(hasattr(policy, part) for part in parts) else None
-
-
-def _remembering(view: LoadView, learner: Learner) -> LoadView:
-    """The view, with a memory for the policy."""
-    if view.memory is None:
-        view.memory = learner.new_memory()
-        view.retracted.clear()
-    return view
 
 
 class Seat:
@@ -72,7 +72,7 @@ class Seat:
         instance = self.budget.instance(report.instance, now)
         instance.apply_report(report, now)
         if self._learner is not None:
-            view = _remembering(instance.view, self._learner)
+            view = self._remembering(instance.view, self._learner)
             self._tell(self._learner.heard, report, view, now)
 
     def meet(self, query: wire.Query, now: float) -> LoadView:
@@ -87,7 +87,7 @@ class Seat:
         self.here = instance
         view.placed.clear()
         if self._learner is not None:
-            _remembering(view, self._learner)
+            self._remembering(view, self._learner)
             for past in query.history:
                 self._tell(self._learner.learn, past.facts, past.rank, past.age_ms / 1000, view)
         return view
@@ -96,20 +96,20 @@ class Seat:
         """The policy's choice if it is a sound one, else None; a policy may be anyone's code."""
         view = self.here.view
         try:
-            choice = self.policy.choose(facts, view)
-            position, reason, preferred = choice
+            position, reason, preferred = self.policy.choose(facts, view)
             size = len(view.ranks)
             if (
                 type(position) is int
                 and 0 <= position < size
+                and type(reason) is str
                 and reason in REASONS
                 and type(preferred) is int
                 and (0 if reason in SPILLS else -1) <= preferred < size
             ):
-                return choice
-            raise ValueError(f"{choice} of {size} ranks")
-        except Exception as error:  # noqa: BLE001 - see the docstring
-            self.on_error(error)
+                return Choice(position, reason, preferred)
+            raise NonsenseError(f"{Choice(position, reason, preferred)} of {size} ranks")
+        except FAULTS as error:
+            self._failed(error)
             return None
 
     def take(self, facts: wire.RequestFacts, position: int) -> None:
@@ -131,16 +131,20 @@ class Seat:
         try:
             held = self.predictor.expected(facts, view)
             places = view.position
-            most = max((n for rank, n in held.items() if rank in places), default=0.0)
-            return held.get(view.ranks[position], 0.0), most
-        except Exception as error:  # noqa: BLE001 - a policy may be anyone's code
-            self.on_error(error)
+            most = float(max((n for rank, n in held.items() if rank in places), default=0.0))
+            here = float(held.get(view.ranks[position], 0.0))
+            # Also of what is no number: one would be in the sums forever.
+            if not 0 <= here <= most < math.inf:
+                raise NonsenseError(f"expects {here} and {most} of {facts.tokens} tokens")
+            return here, most
+        except FAULTS as error:
+            self._failed(error)
             return None
 
     def _catch_up(self, instance: Instance) -> None:
         """Tell a new policy the last reports, so that it sees what the next ones change."""
         if self._learner is not None:
-            view = _remembering(instance.view, self._learner)
+            view = self._remembering(instance.view, self._learner)
             heard = [state for state in instance.states.values() if state.report is not None]
             newest = max((state.reported_at for state in heard), default=0.0)
             for state in heard:
@@ -152,5 +156,18 @@ class Seat:
         """Tell a policy that learns; a fault of its code costs what it would have learnt."""
         try:
             method(*what)
-        except Exception as error:  # noqa: BLE001 - see the docstring
-            self.on_error(error)
+        except FAULTS as error:
+            self._failed(error)
+
+    def _remembering(self, view: LoadView, learner: Learner) -> LoadView:
+        """The view, with a memory for the policy."""
+        if view.memory is None:
+            try:
+                view.memory = learner.new_memory()
+            except FAULTS as error:
+                self._failed(error)
+            view.retracted.clear()
+        return view
+
+    def _failed(self, error: BaseException) -> None:
+        self.on_error(PolicyError(self.policy.name, error))

@@ -1,105 +1,151 @@
-"""Sockets and lifecycle: bind, serve, reload, drain, stop."""
+"""Lifecycle of the process: bind, serve, reload, hand over, drain, stop."""
 
 import asyncio
 import contextlib
 import gc
 import os
 import signal
-import time
-import traceback
+import sys
+from collections.abc import Sequence
 
-import zmq
-
-from sidecar import __version__, logs, wire
+from sidecar import __version__, logs
 from sidecar.admin import Admin, ControlSite
-from sidecar.budget import Budget
+from sidecar.complaints import Complaints
 from sidecar.config import Config, Loader
 from sidecar.control import control_path
-from sidecar.dispatcher import Dispatcher
-from sidecar.errors import ConfigError, EndpointError, PeerError
+from sidecar.curve import server_keys
+from sidecar.errors import ConfigError, EndpointError
 from sidecar.logs import logger
 from sidecar.metrics import Health
-from sidecar.policies import make_policy
-from sidecar.sockets import Sockets, receive, send
+from sidecar.notify import notify
+from sidecar.pump import Pump
+from sidecar.service import Service
+from sidecar.sockets import Sockets
+from sidecar.steering import told
+from sidecar.takeover import PATIENCE, Handover, Upgrade, claim
+from sidecar.verbs import Verbs, read_token
 
-# Time for one socket before the loop looks after the other, HTTP and signals: the deadline of most
-# hooks is 5 ms.
-BURST_NS = 2_000_000
-
-# Plain integers: pyzmq's enumerations cost a microsecond each time they are looked at.
-_NOBLOCK = int(zmq.NOBLOCK)
-_EVENTS, _POLLIN = int(zmq.EVENTS), int(zmq.POLLIN)
+SWITCH_SECONDS = 0.0005
+"""A tenth of the deadline of most hooks; Python's own default is all of it."""
 
 
 class Server:
     """One sidecar process.
 
-    load: reads the configuration again, for SIGHUP; raises ConfigError.
+    load: reads the configuration again, for SIGHUP; raises ConfigError. take_over: ask the sidecar
+    that serves the endpoint to let go of it; successor: command that starts another such process
+    with take_over, for SIGUSR2.
     """
 
-    def __init__(self, config: Config, load: Loader) -> None:
+    def __init__(
+        self,
+        config: Config,
+        load: Loader,
+        *,
+        take_over: bool = False,
+        successor: Sequence[str] = (),
+    ) -> None:
         self.config = config
-        self._load = load
-        self.health = Health()
-        self.limit = logs.RateLimit()
-        budget = Budget(config.serve.stale_seconds, config.serve.max_instances)
-        policy = make_policy(config.policy.name, config.policy.params())
-        self.dispatcher = Dispatcher(policy, budget, time.time_ns(), self._policy_failed)
-        self.admin = Admin(self.dispatcher, self.health, lambda: self.ready)
-        self.control = ControlSite(self.dispatcher, self.limit)
-        self.sockets = Sockets(config.serve.endpoint, allow_tcp=config.serve.allow_insecure_tcp)
-        self.router, self.pull = self.sockets.router, self.sockets.pull
+        self.complaints = Complaints(Health(), logs.RateLimit())
+        self.service = Service(config, load, self.complaints)
+        limit, dispatcher = self.complaints.limit, self.service.dispatcher
+        verbs = Verbs(self.service.steering, self.service.paths, self.service.reload, limit)
+        self.admin = Admin(dispatcher, self.service.health, lambda: self.ready, verbs)
+        self.token = read_token(config.admin.token_file) if config.admin.token_file else ""
         self.ready = False
+        self._take_over = take_over
         self._stop = asyncio.Event()
+        self._reloading: asyncio.Future[None] | None = None
+        self._ended = False
+        """Whether this process is to end, whoever takes over or does not."""
+        self.handover = Handover(config.serve.endpoint, self._stop.set)
+        self.upgrade = Upgrade(successor)
+        self.control = ControlSite(verbs, self.handover)
+        # Once: after a hand-over that failed the same keys must still be there.
+        serve = config.serve
+        self._keys = server_keys(serve.curve_secret_key_file, serve.curve_client_keys_file)
+        self.pump = self._make_pump()
 
     async def run(self) -> None:
-        """Serve until SIGTERM or SIGINT. Raises EndpointError if the address cannot be had."""
+        """Serve until SIGTERM, SIGINT or a hand-over. Raises EndpointError if the address cannot be
+        had."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._stop.set)
+            loop.add_signal_handler(number, self._end)
         loop.add_signal_handler(signal.SIGHUP, self.reload)
-        self.sockets.bind()
-        loop.add_reader(self.router.fileno(), self._on_queries)
-        loop.add_reader(self.pull.fileno(), self._on_reports)
-        # The FD is edge-triggered: what came before the reader was added must be asked for.
-        loop.call_soon(self._on_queries)
-        loop.call_soon(self._on_reports)
-        # Dispatch waits for nobody: an address may take long to resolve.
-        http = asyncio.create_task(self._start_http())
+        loop.add_signal_handler(signal.SIGUSR2, self.upgrade.start)
+        # A reload imports in a thread: it must not keep the interpreter from a query for long.
+        sys.setswitchinterval(SWITCH_SECONDS)
         # Nothing made until here dies before the process does: keep it out of every collection.
         gc.collect()
         gc.freeze()
+        if self._take_over:
+            await self._claim()
+        while not self._ended:
+            await self._serve(loop)
+            if self.handover.successor is None:
+                break
+            if await self.handover.taken(lambda: self._ended):
+                # Before we end: systemd must know by then whom to follow.
+                notify(f"MAINPID={self.handover.main_pid}")
+                break
+            self._stop.clear()
+            self.pump = self._make_pump()
+        self.upgrade.forget()
+        # Last, as nobody waits for it: a successor has the sockets, and waits for its lock.
+        await self.service.close()
+        handed = self.handover.successor is not None
+        logger.info("%s", f"handed over to {self.handover.name}" if handed else "stopped")
+
+    def reload(self) -> None:
+        """Begin to read the configuration again, for SIGHUP."""
+        self._reloading = asyncio.ensure_future(self._reload_quietly())
+
+    async def _reload_quietly(self) -> None:
+        with contextlib.suppress(ConfigError):  # it is logged and counted
+            await self.service.reload()
+
+    def _end(self) -> None:
+        self._ended = True
+        self._stop.set()
+
+    def _make_pump(self) -> Pump:
+        serve = self.config.serve
+        sockets = Sockets(
+            serve.endpoint,
+            allow_tcp=serve.allow_insecure_tcp,
+            reports_tcp=serve.reports_tcp,
+            keys=self._keys,
+        )
+        return Pump(sockets, self.service, self.complaints)
+
+    async def _claim(self) -> None:
+        serve = self.config.serve
+        patience = PATIENCE + serve.drain_seconds
+        await claim(serve.endpoint, serve.control, patience, lambda: self._ended)
+
+    async def _serve(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Bind, and serve until told to stop."""
+        self.pump.start(loop)
+        # Dispatch waits for nobody: an address may take long to resolve.
+        http = asyncio.create_task(self._start_http())
         self.ready = True
         self._log_ready()
+        notify("READY=1", f"MAINPID={os.getpid()}")
         try:
             await self._stop.wait()
         finally:
             http.cancel()
             await asyncio.gather(http, return_exceptions=True)
-            await self._shut_down(loop)
-
-    def reload(self) -> None:
-        """Read the configuration again and swap the policy; what is invalid changes nothing."""
-        try:
-            config = self._load()
-            policy = make_policy(config.policy.name, config.policy.params())
-        except ConfigError as error:
-            self.health.reload_failures += 1
-            self.health.last_reload_ok = False
-            logger.error("reload refused, %s stays: %s", self.dispatcher.policy.name, error)
-            return
-        logs.configure(config.log.level, config.log.format)
-        if config.serve != self.config.serve or config.admin != self.config.admin:
-            logger.warning("reload: [serve] and [admin] change with a restart only")
-        self.config = config
-        self.health.last_reload_ok = True
-        self.dispatcher.swap_policy(policy)
-        logger.info(
-            "reloaded: policy %s version %d %s",
-            policy.name,
-            self.dispatcher.policy_version,
-            config.policy.params(),
-        )
+            if self.handover.successor is None:
+                notify("STOPPING=1")
+            else:
+                # First, while queries are still answered: it may wait for open connections.
+                await asyncio.gather(self.control.stop(), self.admin.stop())
+            self.ready = False
+            await self.pump.drain(loop, self.config.serve.drain_seconds)
+            await asyncio.gather(self.control.stop(), self.admin.stop())
+            self.pump.sockets.close()
 
     async def _start_http(self) -> None:
         await self._start_control()
@@ -121,7 +167,7 @@ class Server:
         if admin.port == 0:
             return
         try:
-            port = await self.admin.start(admin.host, admin.port)
+            port = await self.admin.start(admin.host, admin.port, self.token)
         except (OSError, UnicodeError) as error:
             # Dispatch matters more than being watched. (A name no DNS can hold is a UnicodeError.)
             logger.warning("no HTTP on %s:%d: %s; dispatch serves", admin.host, admin.port, error)
@@ -134,102 +180,6 @@ class Server:
             __version__,
             os.getpid(),
             self.config.serve.endpoint,
-            self.dispatcher.policy.name,
-            self.config.policy.params(),
-        )
-
-    async def _shut_down(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.ready = False
-        deadline = time.monotonic() + self.config.serve.drain_seconds
-        while time.monotonic() < deadline and self._serve_burst():
-            await asyncio.sleep(0)
-        with contextlib.suppress(ValueError, OSError):
-            loop.remove_reader(self.router.fileno())
-            loop.remove_reader(self.pull.fileno())
-        await asyncio.gather(self.control.stop(), self.admin.stop())
-        self.sockets.close()
-        logger.info("stopped")
-
-    def _on_queries(self) -> None:
-        if not self.router.closed and self._serve_burst():
-            asyncio.get_running_loop().call_soon(self._on_queries)
-
-    def _serve_burst(self) -> bool:
-        """Answer queries for up to BURST_NS; True if there may be more.
-
-        Before it returns False the socket itself must have said that it holds nothing: its FD tells
-        of new messages only once, and any call on the socket may take that news away.
-        """
-        router = self.router
-        until = time.perf_counter_ns() + BURST_NS
-        while time.perf_counter_ns() < until:
-            try:
-                frames = receive(router)
-            except zmq.Again:
-                return False
-            started = time.perf_counter_ns()
-            frames[-1] = self._answer(frames[-1])
-            spent = time.perf_counter_ns() - started
-            try:
-                send(router, frames)
-            except zmq.ZMQError as error:
-                self.health.rejected["query", "unanswerable"] += 1
-                self.limit.warning("unanswerable", f"a reply could not be sent: {error}")
-            self.health.query_time.observe(spent)
-            if not router.getsockopt(_EVENTS) & _POLLIN:  # type: ignore[operator]
-                return False
-        return True
-
-    def _answer(self, payload: bytes) -> bytes:
-        try:
-            query = wire.decode_query(payload)
-        except PeerError as error:
-            return self._refuse(0, error)
-        try:
-            return wire.encode(self.dispatcher.handle(query, time.monotonic()))
-        except PeerError as error:
-            return self._refuse(query.seq, error)
-        except Exception as error:  # noqa: BLE001 - see _bug
-            return self._refuse(query.seq, self._bug(error))
-
-    def _refuse(self, seq: int, error: PeerError) -> bytes:
-        self._count_rejected("query", error)
-        return wire.encode(wire.Refusal(wire.VERSION, seq, error.cause, str(error)[:256]))
-
-    def _on_reports(self) -> None:
-        if self.pull.closed:
-            return
-        until = time.perf_counter_ns() + BURST_NS
-        while time.perf_counter_ns() < until:
-            try:
-                payload = self.pull.recv(_NOBLOCK)
-            except zmq.Again:
-                return
-            try:
-                self.dispatcher.report(wire.decode_report(payload), time.monotonic())
-                self.health.reports += 1
-            except PeerError as error:
-                self._count_rejected("report", error)
-            except Exception as error:  # noqa: BLE001 - see _bug
-                self._count_rejected("report", self._bug(error))
-            if not self.pull.getsockopt(_EVENTS) & _POLLIN:  # type: ignore[operator]
-                return
-        asyncio.get_running_loop().call_soon(self._on_reports)
-
-    def _bug(self, error: Exception) -> PeerError:
-        """A fault of ours, contained: leaving the loop would leave the messages behind it unread,
-        since the socket's FD has told of them already."""
-        last = traceback.extract_tb(error.__traceback__)[-1]
-        where = f"{os.path.basename(last.filename)}:{last.lineno}"
-        return PeerError("internal", f"a bug of the sidecar: {type(error).__name__} at {where}")
-
-    def _count_rejected(self, socket: str, error: PeerError) -> None:
-        self.health.rejected[socket, error.cause] += 1
-        self.limit.warning(f"{socket}/{error.cause}", f"{socket} refused ({error.cause}): {error}")
-
-    def _policy_failed(self, error: Exception) -> None:
-        self.health.policy_errors += 1
-        self.limit.warning(
-            "policy",
-            f"policy {self.dispatcher.policy.name} failed: {type(error).__name__}: {error}",
+            self.service.dispatcher.policy.name,
+            told(self.service.dispatcher.policy),
         )

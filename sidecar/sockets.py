@@ -6,16 +6,16 @@ import os
 import stat
 from collections.abc import Iterator
 from pathlib import Path
-from socket import AF_UNIX
-from socket import socket as Socket
 
 import zmq
 
+from sidecar.curve import ServerKeys
 from sidecar.errors import EndpointError
+from sidecar.gate import Gate
 from sidecar.wire import (
-    MAX_IPC_PATH_BYTES,
     MAX_MESSAGE_BYTES,
     check_endpoint,
+    check_report_endpoint,
     report_endpoint,
 )
 
@@ -69,6 +69,20 @@ class Lock:
         os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
         self._fd = fd
 
+    def free(self) -> bool:
+        """Whether nobody holds it now; a lock that cannot be looked at counts as free."""
+        try:
+            fd = os.open(self.path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except OSError:
+            return True
+        try:
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError:
+            return False
+        finally:
+            os.close(fd)
+        return True
+
     def release(self) -> None:
         """Let go; safe to call twice. The file stays: removing it would race with a successor."""
         if self._fd >= 0:
@@ -114,11 +128,27 @@ def private() -> Iterator[None]:
 
 
 class Sockets:
-    """The ROUTER for queries and the PULL for load reports."""
+    """The ROUTER for queries and the PULL for load reports.
 
-    def __init__(self, endpoint: str, *, allow_tcp: bool) -> None:
+    reports_tcp: a second address for reports, or empty; keys: with them every tcp:// address is a
+    CURVE one. Raises EndpointError for an address that cannot be.
+    """
+
+    def __init__(
+        self,
+        endpoint: str,
+        *,
+        allow_tcp: bool,
+        reports_tcp: str = "",
+        keys: ServerKeys | None = None,
+    ) -> None:
+        allow_tcp = allow_tcp or keys is not None
         self.endpoint = check_endpoint(endpoint, allow_tcp=allow_tcp)
+        self.reports_tcp = reports_tcp and check_report_endpoint(reports_tcp, allow_tcp=allow_tcp)
+        if reports_tcp and not reports_tcp.startswith("tcp://"):
+            raise EndpointError(f"{reports_tcp}: serve.reports_tcp is a tcp:// address, or empty")
         self.context = zmq.Context()
+        self.gate = Gate(self.context, keys)
         self.router: zmq.Socket[bytes] = self.context.socket(zmq.ROUTER)
         self.pull: zmq.Socket[bytes] = self.context.socket(zmq.PULL)
         self._lock: Lock | None = None
@@ -136,8 +166,10 @@ class Sockets:
                 prepare_directory(path)
                 self._lock = Lock(path)
                 self._lock.acquire()
-            self._bind_one(self.router, self.endpoint)
-            self._bind_one(self.pull, report_endpoint(self.endpoint))
+            self._bind_one(self.router, self.endpoint, "query")
+            self._bind_one(self.pull, report_endpoint(self.endpoint), "report")
+            if self.reports_tcp:
+                self._bind_one(self.pull, self.reports_tcp, "report")
         except EndpointError:
             self.close()
             raise
@@ -152,81 +184,19 @@ class Sockets:
         if self._lock is not None:
             self._lock.release()
 
-    def _bind_one(self, socket: "zmq.Socket[bytes]", endpoint: str) -> None:
+    def _bind_one(self, socket: "zmq.Socket[bytes]", endpoint: str, name: str) -> None:
         path = endpoint.removeprefix("ipc://") if endpoint.startswith("ipc://") else None
         if path is not None:
             clear_stale(path)
         try:
+            if path is None:
+                # Options hold for later binds only: an ipc:// address bound before stays open.
+                self.gate.guard(socket, name)
+                # Not for names: one may have an address of each kind.
+                socket.setsockopt(zmq.IPV6, int(endpoint.startswith("tcp://[")))
             with private():
                 socket.bind(endpoint)
             if path is not None:
                 self._bound.append(path)
         except zmq.ZMQError as error:
             raise EndpointError(f"{endpoint}: {error.strerror}") from None
-
-
-class Listener:
-    """The control socket, a plain one. Its path may be anything that the operator chose, so it has
-    a lock of its own, and a socket that somebody listens on is kept, whoever that is."""
-
-    def __init__(self, path: str) -> None:
-        self.path = path
-        self._lock = Lock(path)
-        self._socket: Socket | None = None
-
-    def listen(self) -> Socket:
-        """Bind and listen. Raises EndpointError; nothing stays bound then."""
-        size = len(os.fsencode(self.path))
-        if not self.path.startswith("/") or "\0" in self.path:
-            raise EndpointError(f"{self.path!r}: serve.control needs an absolute path")
-        if size > MAX_IPC_PATH_BYTES:
-            raise EndpointError(
-                f"{self.path}: the path has {size} bytes, a Unix socket at most "
-                f"{MAX_IPC_PATH_BYTES}; see --control"
-            )
-        prepare_directory(self.path, "--control")
-        self._lock.acquire()
-        try:
-            refuse_listening(self.path)
-            clear_stale(self.path, "--control")
-            return self._bind()
-        except EndpointError:
-            self.close()
-            raise
-
-    def close(self) -> None:
-        """Remove the file, close the socket, release the lock; safe to call twice."""
-        if self._socket is not None:
-            with contextlib.suppress(OSError):
-                os.unlink(self.path)
-            self._socket.close()
-            self._socket = None
-        self._lock.release()
-
-    def _bind(self) -> Socket:
-        listener = Socket(AF_UNIX)
-        try:
-            listener.setblocking(False)
-            with private():
-                listener.bind(self.path)
-            self._socket = listener
-            listener.listen()
-        except OSError as error:
-            listener.close()
-            raise EndpointError(f"{self.path}: {error.strerror}") from None
-        return listener
-
-
-def refuse_listening(path: str) -> None:
-    """Raise EndpointError if a process listens on the socket at `path`."""
-    with Socket(AF_UNIX) as probe:
-        probe.setblocking(False)
-        try:
-            probe.connect(path)
-        except (FileNotFoundError, ConnectionRefusedError):
-            return  # nothing there, a dead socket, or a file of another kind: see clear_stale
-        except BlockingIOError:
-            pass  # its queue of connections is full
-        except OSError as error:
-            raise EndpointError(f"{path}: {error.strerror}; choose another --control") from None
-    raise EndpointError(f"{path}: another process listens there, choose another --control")

@@ -24,6 +24,9 @@ MAX_KEY_BYTES = 1024
 MAX_BLOCKS = 4096
 MAX_INSTANCE_CHARS = 128
 MAX_MESSAGE_BYTES = 8 << 20
+# Microseconds: the bounds of the hook's round trips, the last bucket being what took longer. An
+# answer takes 100 to 500 on one machine; a query waits 5,000 at most unless told otherwise.
+ROUND_TRIP_US = (50, 75, 100, 150, 200, 300, 400, 600, 1000, 2000, 5000, 10000, 50000)
 # Long against a request, short against the life of a server: what a rank has had to do lately.
 RECENT_SECONDS = 300.0
 MAX_IPC_PATH_BYTES = 107  # sun_path of sockaddr_un less the final NUL
@@ -69,6 +72,22 @@ class Past(Struct, array_like=True, gc=False):
     age_ms: Count
 
 
+class Telemetry(Struct, array_like=True, gc=False):
+    """What the hook has measured of its queries since `epoch`; sums, so a lost one does no harm."""
+
+    round_trips: Annotated[
+        list[Count], Meta(min_length=len(ROUND_TRIP_US) + 1, max_length=len(ROUND_TRIP_US) + 1)
+    ]
+    """Queries by how long they waited for their answer, or in vain: up to and with each bound of
+    ROUND_TRIP_US, and longer."""
+    round_trip_ns: Count
+    """Sum of these waits, nanoseconds."""
+    breaker_opened: Count
+    """How often the breaker went from closed to open."""
+    breaker_open: bool
+    """Whether it is open as this is told: nobody waits for an answer then."""
+
+
 class Query(Struct, array_like=True, tag="query", gc=False):
     """Hook -> sidecar: choose a rank for each request. No request: a greeting or a probe."""
 
@@ -93,6 +112,8 @@ class Query(Struct, array_like=True, tag="query", gc=False):
     """Versions and settings of the hook; sent on connecting."""
     history: Annotated[list[Past], Meta(max_length=MAX_BATCH)] = []
     """Past dispatches, if the last reply wanted some; a part with each query, the newest first."""
+    telemetry: Telemetry | None = None
+    """With greetings and probes, and about once a second with a query; null: not told now."""
 
 
 class Want(Struct, array_like=True, gc=False, frozen=True):
@@ -189,7 +210,11 @@ _answer = msgspec.msgpack.Decoder(Reply | Refusal)
 
 _KINDS: tuple[type[Struct], ...] = (Query, Reply, Refusal, LoadReport)
 _LISTS: dict[str, type[Struct]] = {"requests": RequestFacts, "history": Past}
-_STRUCTS: dict[str, type[Struct]] = {"want": Want, "facts": RequestFacts}
+_STRUCTS: dict[str, type[Struct]] = {
+    "want": Want,
+    "facts": RequestFacts,
+    "telemetry": Telemetry,
+}
 
 encode = _encoder.encode
 T = TypeVar("T", Query, LoadReport, Reply | Refusal)
@@ -278,29 +303,45 @@ def report_endpoint(endpoint: str) -> str:
 
 
 def check_endpoint(endpoint: str, *, allow_tcp: bool) -> str:
-    """Return `endpoint` if both sockets can live there. Raises EndpointError."""
+    """Return `endpoint` if both sockets can live there. Raises EndpointError.
+
+    allow_tcp: whether there are CURVE keys, or the operator does without.
+    """
+    return _check(endpoint, len(".reports"), 65534, allow_tcp=allow_tcp)
+
+
+def check_report_endpoint(endpoint: str, *, allow_tcp: bool) -> str:
+    """The same for an address of load reports alone."""
+    return _check(endpoint, 0, 65535, allow_tcp=allow_tcp)
+
+
+def _check(endpoint: str, suffix: int, last_port: int, *, allow_tcp: bool) -> str:
+    """suffix: bytes that the name of a second socket adds to the path."""
     if endpoint.startswith("ipc://"):
-        path = report_endpoint(endpoint).removeprefix("ipc://")
+        path = endpoint.removeprefix("ipc://")
         if not path.startswith("/"):
             raise EndpointError(f"{endpoint}: an ipc:// address needs an absolute path")
         if "\0" in path:
             raise EndpointError(f"{endpoint!r}: a path has no NUL")
         size = len(path.encode(errors="surrogateescape"))
-        if size > MAX_IPC_PATH_BYTES:
-            spare = MAX_IPC_PATH_BYTES - len(".reports")
+        if size + suffix > MAX_IPC_PATH_BYTES:
+            less = " less the suffix of the report socket" if suffix else ""
             raise EndpointError(
-                f"{endpoint}: the path has {size - len('.reports')} bytes, at most {spare} fit "
-                f"({MAX_IPC_PATH_BYTES} of a Unix socket less the suffix of the report socket)"
+                f"{endpoint}: the path has {size} bytes, at most {MAX_IPC_PATH_BYTES - suffix} fit "
+                f"({MAX_IPC_PATH_BYTES} of a Unix socket{less})"
             )
         return endpoint
     if endpoint.startswith("tcp://"):
         host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
         number = int(port) if port.isascii() and port.isdecimal() else 0
-        if not host or not 0 < number < 65535:
-            raise EndpointError(f"{endpoint}: a tcp:// address needs a host and a port, 1 to 65534")
+        if not host or not 0 < number <= last_port:
+            raise EndpointError(
+                f"{endpoint}: a tcp:// address needs a host and a port, 1 to {last_port}"
+            )
         if not allow_tcp:
             raise EndpointError(
-                f"{endpoint}: TCP carries routing keys unencrypted; say so with allow_insecure_tcp"
+                f"{endpoint}: TCP carries routing keys unencrypted; give CURVE keys, or say with "
+                "allow_insecure_tcp that it may"
             )
         return endpoint
     raise EndpointError(f"{endpoint!r}: an address begins with ipc:// or tcp://")

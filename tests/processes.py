@@ -69,7 +69,7 @@ def free_port() -> int:
 def clean_env(**more: str) -> dict[str, str]:
     """Our environment without any setting of the sidecar's."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("DP_SIDECAR")}
-    return {**kept, "PYTHONPATH": str(ROOT), **more}
+    return {**kept, **more}
 
 
 def gone(pid: int) -> bool:
@@ -121,7 +121,7 @@ class Running:
             stdin=subprocess.DEVNULL,
             stdout=self.output,
             stderr=subprocess.STDOUT,
-            cwd=ROOT,
+            cwd="/",  # not the checkout: it would hide the installed package
             env=clean_env() if env is None else env,
             start_new_session=True,
             preexec_fn=_die_with_parent,  # noqa: PLW1509 - one system call, no lock

@@ -5,10 +5,19 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sidecar import wire
+from sidecar.admin import ControlSite
 from sidecar.budget import Budget, Instance
+from sidecar.catalog import Catalog
 from sidecar.dispatcher import Dispatcher
+from sidecar.errors import ConfigError
 from sidecar.hashing import key_hash, rank_bytes, scores
+from sidecar.keyhash import KeyHash
+from sidecar.logs import RateLimit
+from sidecar.metrics import Health
+from sidecar.paths import Paths
 from sidecar.policies import make_policy
+from sidecar.steering import Steering
+from sidecar.verbs import Verbs
 from sidecar.wire import LoadReport, Query, Reply, RequestFacts
 
 INSTANCE = "host:30000"
@@ -178,3 +187,12 @@ def in_flight(instance: Instance) -> list[int]:
     """Requests in flight to each live rank, as the budget has it."""
     instance.sync()
     return [instance.states[rank].in_flight()[0] for rank in instance.view.ranks]
+
+
+async def no_reload() -> None:
+    raise ConfigError("reload: there is nothing to read")
+
+
+def control_site(dispatcher: Dispatcher) -> ControlSite:
+    steering = Steering(dispatcher, Catalog(dict), Health())
+    return ControlSite(Verbs(steering, Paths(KeyHash()), no_reload, RateLimit()))

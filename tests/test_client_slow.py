@@ -13,12 +13,13 @@ class Late:
 
     def __init__(self) -> None:
         self.fast = False
+        self.boot = 1
         self.waits = 0
         self.pending: bytes | None = None
 
     def send(self, data: bytes, flags: int) -> None:
         seq = wire.decode_query(data).seq
-        self.pending = wire.encode(Reply(1, seq, 1, "test", 1, [], [], Want()))
+        self.pending = wire.encode(Reply(1, seq, self.boot, "test", 1, [], [], Want()))
 
     def recv(self, flags: int = 0) -> bytes:
         if flags == 0:
@@ -71,3 +72,14 @@ def test_one_that_recovered_is_asked_at_once_after_a_lone_miss() -> None:
     assert play.ask() == ["deadline"]
     play.socket.fast = True
     assert isinstance(play.ask()[0], Reply), "the late answer closed the breaker"
+
+
+def test_a_new_sidecar_is_not_held_off_for_the_one_before_it() -> None:
+    play = Play()
+    play.ask(5000)
+    play.socket.fast = True
+    soon = round(0.1 / 0.004)  # two probe intervals
+    assert not [answer for answer in play.ask(soon) if isinstance(answer, Reply)]
+    play.socket.boot = 2
+    assert isinstance(play.ask(soon)[-1], Reply)
+    assert all(isinstance(answer, Reply) for answer in play.ask(100))

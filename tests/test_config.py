@@ -1,5 +1,6 @@
 """Configuration: one table of defaults, four sources in order, errors that name key and bound."""
 
+import json
 from pathlib import Path
 
 import msgspec
@@ -15,6 +16,9 @@ KEYS = list(config.settings())
 OTHER = {
     "serve.endpoint": "ipc:///tmp/x.sock",
     "serve.control": "/tmp/x.control",
+    "serve.reports_tcp": "tcp://10.0.0.1:9478",
+    "serve.curve_secret_key_file": "/etc/keys/sidecar.key_secret",
+    "serve.curve_client_keys_file": "/etc/keys/hook.key",
     "serve.allow_insecure_tcp": True,
     "serve.stale_seconds": 2.5,
     "serve.max_instances": 3,
@@ -23,7 +27,16 @@ OTHER = {
     "admin.port": 0,
     "log.level": "debug",
     "log.format": "json",
+    "decision_log.directory": "/tmp/decisions",
+    "decision_log.max_megabytes": 5,
+    "admin.token_file": "/tmp/token",
     "policy.name": "round_robin",
+    "policy.params": {"a": 1, "b": "c", "d": {"e": [1.5, True]}},
+    "policy.shadow.name": "total_tokens",
+    "policy.shadow.params": {"hash_tokens": 64},
+    "policy.canary.name": "total_tokens",
+    "policy.canary.share": 0.5,
+    "policy.canary.params": {"hash_tokens": 64},
     "policy.kv_affinity.move_tokens": 1.0,
     "policy.kv_affinity.move_ratio": 3.0,
     "policy.kv_affinity.request_tokens": 2.0,
@@ -50,6 +63,8 @@ def value_of(loaded: Config, key: config.Key) -> object:
 
 
 def text(value: object) -> str:
+    if isinstance(value, dict):
+        return json.dumps(value)
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
@@ -60,6 +75,10 @@ def written(tmp_path: Path, content: str | bytes, name: str = "sidecar.toml") ->
 
 
 def toml(key: config.Key, value: object) -> str:
+    if isinstance(value, dict):
+        return f"[{'.'.join(key.path)}]\n" + "".join(
+            f"{name} = {config._toml(part)}\n" for name, part in value.items()
+        )
     shown = text(value) if isinstance(value, bool | int | float) else f'"{value}"'
     return f"[{'.'.join(key.path[:-1])}]\n{key.path[-1]} = {shown}\n"
 
@@ -88,7 +107,10 @@ def test_every_key_has_its_own_flag_and_variable() -> None:
     for key in KEYS:
         assert key.description
         assert key.flag.startswith("--") and "_" not in key.flag and key.flag.islower()
-        assert key.env == "DP_SIDECAR_" + key.flag.removeprefix("--").replace("-", "_").upper()
+        # The hook has a secret key of its own: tests/test_curve.py.
+        section = "SERVE_" if name_of(key) == "serve.curve_secret_key_file" else ""
+        words = key.flag.removeprefix("--").replace("-", "_").upper()
+        assert key.env == f"DP_SIDECAR_{section}{words}"
     flags = {name_of(key): key.flag for key in KEYS}
     assert flags["serve.endpoint"] == "--endpoint"
     assert flags["admin.port"] == "--admin-port"
@@ -135,10 +157,10 @@ def test_sources_add_up(tmp_path: Path) -> None:
     affinity = loaded.policy.prefix_affinity
     assert (affinity.hash_tokens, affinity.max_load_skew, affinity.min_load_gap) == (64, 3.0, 7.0)
     assert loaded.serve.max_instances == 2
-    assert loaded.policy.params() == msgspec.to_builtins(loaded.policy.kv_affinity)
+    assert loaded.policy.in_force() == msgspec.to_builtins(loaded.policy.kv_affinity)
     other = config.load(file, env, {"--policy": "prefix_affinity"}).policy
-    assert other.params() == msgspec.to_builtins(other.prefix_affinity)
-    assert config.load(None, {}, {"--policy": "round_robin"}).policy.params() == {}
+    assert other.in_force() == msgspec.to_builtins(other.prefix_affinity)
+    assert config.load(None, {}, {"--policy": "round_robin"}).policy.in_force() == {}
 
 
 NUMBERS = {

@@ -223,7 +223,7 @@ def test_an_absent_sidecar_is_exit_69(
 
 
 @pytest.mark.parametrize(
-    "arguments", [[], ["list"], ["set"], ["show", "x"], ["show", "--policy=x"]]
+    "arguments", [[], ["lists"], ["set"], ["show", "x"], ["show", "--policy=x"]]
 )
 def test_usage(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from sidecar import wire
 from sidecar.errors import EndpointError
-from sidecar.wire import LoadReport, Past, Query, Refusal, Reply, RequestFacts, Want
+from sidecar.wire import LoadReport, Past, Query, Refusal, Reply, RequestFacts, Telemetry, Want
 from tests.support import query
 
 FULL = Query(
@@ -40,21 +40,28 @@ FULL = Query(
         Past(RequestFacts(b"session-2", 5, 900, block_hashes=[3, 2**64 - 1]), rank=1, age_ms=2500),
         Past(RequestFacts(), rank=0, age_ms=0),
     ],
+    telemetry=Telemetry(
+        round_trips=[9, 8, 7, 6, 5, 4, 3, 2, 1, 0, 0, 2**40, 0, 1],
+        round_trip_ns=1_234_567_890,
+        breaker_opened=3,
+        breaker_open=True,
+    ),
 )
 GOLDEN = {
     "query": (
         FULL,
         wire.decode_query,
-        "9da571756572790107aa686f73743a3330303030cf17979cfe362a000093000107930a14cf00000100000000"
+        "9ea571756572790107aa686f73743a3330303030cf17979cfe362a000093000107930a14cf00000100000000"
         "009364ccc8cd012c9297c40973657373696f6e2d31cfffffffffffffffffcd1000cf11223344556677889201"
         "cfffffffffffffffff07cd05dc97c4000000c090ffff81a8646561646c696e650381a670696e6e65640281a6"
         "73676c616e67a6302e352e3233929397c40973657373696f6e2d3205cd0384c09203cfffffffffffffffffff"
-        "ff01cd09c49397c4000000c090ffff0000",
+        "ff01cd09c49397c4000000c090ffff0000949e0908070605040302010000cf00000100000000000001ce4996"
+        "02d203c3",
     ),
     "minimal query": (
         Query(1, 1, "i", 0, [], [], [], []),
         wire.decode_query,
-        "9da571756572790101a1690090909090c0c0c090",
+        "9ea571756572790101a1690090909090c0c0c090c0",
     ),
     "reply": (
         Reply(
@@ -137,6 +144,9 @@ FACTS = st.builds(
     st.integers(-1, 65535),
     st.integers(-1, 2**62),
 )
+BUCKETS = st.lists(
+    COUNT, min_size=len(wire.ROUND_TRIP_US) + 1, max_size=len(wire.ROUND_TRIP_US) + 1
+)
 CAUSES = st.none() | st.dictionaries(TEXT, COUNT, max_size=4)
 
 
@@ -156,6 +166,7 @@ def queries(draw: st.DrawFn) -> Query:
         abstained=draw(CAUSES),
         about=draw(st.none() | st.dictionaries(TEXT, TEXT, max_size=4)),
         history=draw(st.lists(st.builds(Past, FACTS, st.integers(0, 65535), COUNT), max_size=4)),
+        telemetry=draw(st.none() | st.builds(Telemetry, BUCKETS, COUNT, COUNT, st.booleans())),
     )
 
 
@@ -180,6 +191,7 @@ def test_every_bound_is_reached() -> None:
     batch = query(
         [RequestFacts()] * wire.MAX_BATCH,
         history=[Past(RequestFacts(), 65535, 2**62)] * wire.MAX_BATCH,
+        telemetry=Telemetry([2**62] * (len(wire.ROUND_TRIP_US) + 1), 2**62, 2**62, True),
     )
     assert wire.decode_query(wire.encode(batch)) == batch
     want = Want(1 << 20, True, 1 << 20, 4096, 1 << 20, 1 << 20)

@@ -43,6 +43,12 @@ QUERY = {
     "abstained": CAUSES,
     "about": ({"x" * 65: ""}, {"x": "x" * 257}, {str(i): "" for i in range(33)}, {"x": 1}, []),
     "history": ([[[], 0, 0]] * 4097, None, [None], [[]], [[[]]], [[[], 0]], {}, 1),
+    "telemetry": ([], {}, 1, "text", [[0] * 14, 0, 0], [[0] * 14, 0, 0, 1]),
+}
+TELEMETRY = {
+    "round_trips": ([0] * 13, [0] * 15, [], [-1] * 14, [BIG] * 14, [0.5] * 14, None, {}, 1),
+    **dict.fromkeys(("round_trip_ns", "breaker_opened"), COUNT),
+    "breaker_open": (0, 1, "true", None),
 }
 PAST = {
     "facts": (None, {}, 1, "text"),
@@ -85,7 +91,8 @@ REFUSAL = {"version": ("1",), "seq": ("1",), "cause": (1, None), "detail": (1, N
 
 def spoiled() -> list[Any]:
     """(decoder, message, field), each message with one field of one struct out of bounds."""
-    asked = query([RequestFacts()], history=[Past(RequestFacts(), 0, 0)])
+    told = wire.Telemetry([0] * 14, 0, 0, False)
+    asked = query([RequestFacts()], history=[Past(RequestFacts(), 0, 0)], telemetry=told)
     reply, refusal = GOLDEN["reply"][0], GOLDEN["refusal"][0]
     cases: list[Any] = []
     for decode, message, struct, path, table in (
@@ -93,6 +100,7 @@ def spoiled() -> list[Any]:
         (wire.decode_query, asked, RequestFacts, (8, 0), FACTS),
         (wire.decode_query, asked, Past, (12, 0), PAST),
         (wire.decode_query, asked, RequestFacts, (12, 0, 0), FACTS),
+        (wire.decode_query, asked, wire.Telemetry, (13,), TELEMETRY),
         (wire.decode_report, report(), wire.LoadReport, (), REPORT),
         (wire.decode_answer, reply, wire.Reply, (), REPLY),
         (wire.decode_answer, reply, wire.Want, (8,), WANT),

@@ -28,6 +28,7 @@ def test_nested_elements_of_a_newer_peer_are_ignored() -> None:
     raw = raw_of(FULL)
     raw[8] = [grown(facts) for facts in raw[8]]
     raw[12] = [grown([grown(facts), *rest]) for facts, *rest in raw[12]]
+    raw[13] = grown(raw[13])
     assert wire.decode_query(msgspec.msgpack.encode(raw)) == FULL
     reply = GOLDEN["reply"][0]
     raw = raw_of(reply)
@@ -41,7 +42,7 @@ def test_missing_tail_elements_take_defaults() -> None:
     decoded = wire.decode_query(msgspec.msgpack.encode(old))
     assert decoded.requests == [RequestFacts(b"key"), RequestFacts()]
     assert (decoded.bypassed, decoded.abstained, decoded.about) == (None, None, None)
-    assert decoded.history == []
+    assert (decoded.history, decoded.telemetry) == ([], None)
     assert wire.decode_report(msgspec.msgpack.encode(raw_of(report())[:10])) == report()
     reply = raw_of(GOLDEN["reply"][0])
     assert wire.decode_answer(msgspec.msgpack.encode([*reply[:8], []])).want == Want()

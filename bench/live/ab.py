@@ -19,8 +19,8 @@ from bench.live.peers import is_peer
 from bench.live.target import PolicyControl, Sidecar, TargetError, find_instance, inspect
 from bench.outcome import Outcome
 from bench.workloads import Workload
-from sidecar.control import PolicyState
 from sidecar.errors import ConfigError, ControlError
+from sidecar.orders import PolicyState
 from sidecar.policies import REGISTRY, make_policy
 
 STOCK = ("round_robin", "total_requests", "total_tokens")

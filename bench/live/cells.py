@@ -16,7 +16,7 @@ from bench.live.target import Facts, Sidecar, TargetError, flush
 from bench.live.tokens import Tokens, token_range
 from bench.outcome import Outcome, Row, Sample
 from bench.workloads.base import Workload
-from sidecar.control import PolicyState
+from sidecar.orders import PolicyState
 
 _PAGE = 64
 Loaded: TypeAlias = Drive | tuple[list[Row], float]

@@ -13,7 +13,8 @@ from typing import Any, Protocol
 import msgspec
 
 from sidecar import config
-from sidecar.control import PolicyState, control_path
+from sidecar.control import control_path
+from sidecar.orders import PolicyState
 
 ATTEMPTS = 10
 """Requests in which a hook must have asked: it tries a silent sidecar every 5 s at most."""

@@ -69,7 +69,9 @@ class SimulatedServer:
         self.log_path = log_path or Path(tempfile.mkstemp(".log", "simulated-server-")[1])
         module = [sys.executable, "-m", "bench.simulated.server"]
         self._command = [*module, "--port", str(self.port), "--dp-size", str(dp_size), *args]
-        paths = [*python_path, str(REPOSITORY), os.environ.get("PYTHONPATH", "")]
+        # PYTHONSAFEPATH: whoever set it has the checkout on the path, behind what is installed.
+        checkout = "" if os.environ.get("PYTHONSAFEPATH") else str(REPOSITORY)
+        paths = [*python_path, checkout, os.environ.get("PYTHONPATH", "")]
         search = {"PYTHONPATH": os.pathsep.join(path for path in paths if path)}
         self._environment = {**os.environ, **(env or {}), **search}
         self._process: subprocess.Popen[bytes] | None = None

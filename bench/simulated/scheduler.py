@@ -26,6 +26,7 @@ from bench.model.rank import Rank
 from bench.model.steps import StepTimes, Work
 from bench.simulated import control
 from bench.simulated.batch import SimulatedBatch, SimulatedRequest
+from bench.simulated.engine_metrics import EngineMetrics
 from bench.simulated.load import LoadInquirer, find_placement, open_writer
 from bench.simulated.model import CONTEXT_TOKENS
 from bench.simulated.output import embedding_output, token_output
@@ -44,6 +45,7 @@ class SimulatedScheduler:
         self.placement = find_placement(server_args, ranks)
         self.load_snapshot_writer = open_writer(server_args, port_args, self.placement)
         self.load_inquirer = LoadInquirer(self)
+        self.engine_metrics = EngineMetrics(server_args)
         self.rank = Rank(self.settings.rank_spec())
         self.counts = StepCounts()
         self.running_batch = SimulatedBatch()
@@ -236,4 +238,5 @@ class SimulatedScheduler:
         writer.publish_counter = 0
         load = self.load_inquirer.get_loads()
         writer.write(load)
+        self.engine_metrics.write(load)
         return load

@@ -125,6 +125,7 @@ class KvAffinity:
         if age is not None:
             view.memory.told(facts, rank, view.now - age, view)
             return
+        view.memory.catch_up(view)  # somebody else may have decided
         view.memory.sent(facts, rank, view.now)
         slot = _slot(facts)
         if slot is not None:
@@ -137,7 +138,7 @@ class KvAffinity:
 
     def expected(self, facts: RequestFacts, view: LoadView) -> dict[int, float]:
         memory: Memory = view.memory
-        return memory.expected(facts)
+        return memory.expected(facts, view)
 
     def explain(self, facts: RequestFacts, view: LoadView) -> Explanation:
         """Figures in tokens: what each rank holds of the prompt, what a request costs there, and

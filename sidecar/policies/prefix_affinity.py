@@ -68,6 +68,8 @@ class PrefixAffinity:
     def __init__(self, params: PrefixAffinityParams) -> None:
         self.params = params
         self.want = Want(prefix_tokens=params.hash_tokens if params.token_fallback else 0)
+        self.affinity = key_hash
+        """Of a routing key; a replay, which knows no keys, has another."""
         self._skew, self._gap = params.max_load_skew, params.min_load_gap
         # No threshold is lower than this, whatever the average: below it nothing is computed.
         self._always = max(self._skew, self._gap)
@@ -76,7 +78,7 @@ class PrefixAffinity:
     def choose(self, facts: RequestFacts, view: LoadView) -> Choice:
         key = facts.routing_key and normalize_key(facts.routing_key)
         if key:
-            affinity, reasons = key_hash(key), _BY_KEY
+            affinity, reasons = self.affinity(key), _BY_KEY
         elif facts.prefix_hash is not None and self.params.token_fallback:
             affinity, reasons = facts.prefix_hash, _BY_PREFIX
         else:
@@ -104,7 +106,7 @@ class PrefixAffinity:
         choice = self.choose(facts, view)
         view.placed, view.cursor = placed, cursor
         key = facts.routing_key and normalize_key(facts.routing_key)
-        affinity = key_hash(key) if key else facts.prefix_hash
+        affinity = self.affinity(key) if key else facts.prefix_hash
         order = [0] * len(view.ranks)
         if choice.preferred >= 0 and affinity is not None:
             order = scores(affinity, view.rank_bytes)

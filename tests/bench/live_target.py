@@ -7,24 +7,15 @@ from typing import Any
 
 import msgspec
 from aiohttp import web
-from prometheus_client import generate_latest
 
 from sidecar import metrics
-from sidecar.control import PolicyState
 from sidecar.errors import ControlError
+from sidecar.orders import PolicyState
 from sidecar.policies import REGISTRY, make_policy
 from tests.support import keyed, make_dispatcher, query
 
 RANKS = 4
 INSTANCE = "fake:30000"
-
-
-class OneFamily:
-    def __init__(self, family: Any) -> None:
-        self.family = family
-
-    def collect(self) -> Any:
-        yield self.family
 
 
 class FakeTarget:
@@ -99,7 +90,7 @@ class FakeTarget:
 
     async def _metrics(self, request: web.Request) -> web.Response:
         families = metrics.collect(self.dispatcher, self.health, 0.0)
-        return web.Response(body=b"".join(generate_latest(OneFamily(each)) for each in families))
+        return web.Response(body=b"".join(each.exposition() for each in families))
 
     async def _complete(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()

@@ -88,9 +88,7 @@ class Memory:
 
     def look(self, view: LoadView) -> None:
         """Bring the costs up to date for a decision on `view`."""
-        self._advance(view.now)
-        if view.retracted:
-            self._retract(view)
+        self.catch_up(view)
         late = view.now >= self._late_from
         if late:
             self._late_from = float("inf")
@@ -119,6 +117,12 @@ class Memory:
         if late:
             self._late_from = max(self._late_from, view.now + self.late_refresh)
 
+    def catch_up(self, view: LoadView) -> None:
+        """Note the time, and what was retracted: before anything new is noted."""
+        self._advance(view.now)
+        if view.retracted:
+            self._retract(view)
+
     def _retract(self, view: LoadView) -> None:
         """What we sent to a rank and the hook did not: it had decided by itself meanwhile."""
         for position, requests in view.retracted.items():
@@ -133,10 +137,11 @@ class Memory:
         self._last = (facts, found)
         return {rank: tokens * ranks[rank].engine.credit for rank, tokens in found.items()}
 
-    def expected(self, facts: RequestFacts) -> dict[int, float]:
+    def expected(self, facts: RequestFacts, view: LoadView) -> dict[int, float]:
         """As `held`; of what was looked up last without looking again."""
         last, found = self._last
         if last is not facts:
+            self.look(view)  # another policy has decided
             return self.held(facts)
         ranks = self.ranks
         return {rank: tokens * ranks[rank].engine.credit for rank, tokens in found.items()}
@@ -200,6 +205,8 @@ class Memory:
         rank.footprint.capacity = report.capacity_tokens
         rank.engine.heard(report, rank.queue.left, now, self.rate)
         rank.queue.left = 0
+        if isinstance(view.witness, Memory):
+            rank.engine.credit = view.witness.rank(report.rank).engine.credit
 
     def _advance(self, now: float) -> None:
         first = self.clock.span == 0

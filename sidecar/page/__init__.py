@@ -1,0 +1,1 @@
+"""The status page: files only, no code."""

@@ -1,0 +1,116 @@
+"""Messages in, answers out: the two sockets and who deals with what they bring."""
+
+import asyncio
+import contextlib
+import time
+
+import zmq
+
+from sidecar import wire
+from sidecar.complaints import Complaints, bug
+from sidecar.errors import PeerError
+from sidecar.service import Service
+from sidecar.sockets import Sockets, receive, send
+
+# Time for one socket before the loop looks after the other, HTTP and signals: the deadline of most
+# hooks is 5 ms.
+BURST_NS = 2_000_000
+
+# Plain integers: pyzmq's enumerations cost a microsecond each time they are looked at.
+_NOBLOCK = int(zmq.NOBLOCK)
+_EVENTS, _POLLIN = int(zmq.EVENTS), int(zmq.POLLIN)
+
+
+class Pump:
+    """Serves what comes in on `sockets`, from a loop that `start` is given."""
+
+    def __init__(self, sockets: Sockets, service: Service, complaints: Complaints) -> None:
+        self.sockets = sockets
+        self.service = service
+        self.complaints = complaints
+        self.router, self.pull = sockets.router, sockets.pull
+        sockets.gate.failed = complaints.handshake
+
+    def start(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Bind, and serve from now on. Raises EndpointError."""
+        self.sockets.bind()
+        loop.add_reader(self.router.fileno(), self._on_queries)
+        loop.add_reader(self.pull.fileno(), self._on_reports)
+        self.sockets.gate.watch(loop)
+        # The FD is edge-triggered: what came before the reader was added must be asked for.
+        loop.call_soon(self._on_queries)
+        loop.call_soon(self._on_reports)
+
+    async def drain(self, loop: asyncio.AbstractEventLoop, seconds: float) -> None:
+        """Answer what is queued, for so long at most, and nothing after that."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline and self._serve_burst():
+            await asyncio.sleep(0)
+        with contextlib.suppress(ValueError, OSError):
+            loop.remove_reader(self.router.fileno())
+            loop.remove_reader(self.pull.fileno())
+        self.sockets.gate.unwatch(loop)
+
+    def _on_queries(self) -> None:
+        if not self.router.closed and self._serve_burst():
+            asyncio.get_running_loop().call_soon(self._on_queries)
+
+    def _serve_burst(self) -> bool:
+        """Answer queries for up to BURST_NS; True if there may be more.
+
+        Before it returns False the socket itself must have said that it holds nothing: its FD tells
+        of new messages only once, and any call on the socket may take that news away.
+        """
+        router = self.router
+        until = time.perf_counter_ns() + BURST_NS
+        while time.perf_counter_ns() < until:
+            try:
+                frames = receive(router)
+            except zmq.Again:
+                return False
+            started = time.perf_counter_ns()
+            frames[-1] = self._answer(frames[-1])
+            spent = time.perf_counter_ns() - started
+            try:
+                send(router, frames)
+            except zmq.ZMQError as error:
+                self.complaints.unanswerable(error)
+            self.service.health.query_time.observe(spent)
+            if not router.getsockopt(_EVENTS) & _POLLIN:  # type: ignore[operator]
+                return False
+        return True
+
+    def _answer(self, payload: bytes) -> bytes:
+        try:
+            query = wire.decode_query(payload)
+        except PeerError as error:
+            return self._refuse(0, error)
+        try:
+            return wire.encode(self.service.handle(query, time.monotonic(), len(payload)))
+        except PeerError as error:
+            return self._refuse(query.seq, error)
+        except Exception as error:  # noqa: BLE001 - leaving would leave what is behind it unread
+            return self._refuse(query.seq, bug(error))
+
+    def _refuse(self, seq: int, error: PeerError) -> bytes:
+        self.complaints.rejected("query", error)
+        return wire.encode(wire.Refusal(wire.VERSION, seq, error.cause, str(error)[:256]))
+
+    def _on_reports(self) -> None:
+        if self.pull.closed:
+            return
+        until = time.perf_counter_ns() + BURST_NS
+        while time.perf_counter_ns() < until:
+            try:
+                payload = self.pull.recv(_NOBLOCK)
+            except zmq.Again:
+                return
+            try:
+                self.service.report(wire.decode_report(payload), time.monotonic())
+            except PeerError as error:
+                self.complaints.rejected("report", error)
+            except Exception as error:  # noqa: BLE001 - as above: the FD told of them already
+                self.complaints.rejected("report", bug(error))
+            if not self.pull.getsockopt(_EVENTS) & _POLLIN:  # type: ignore[operator]
+                return
+        asyncio.get_running_loop().call_soon(self._on_reports)

@@ -1,0 +1,109 @@
+"""What the sidecar does, without the sockets that it does it over: decide, look on, be steered."""
+
+import asyncio
+import time
+from functools import partial
+
+from sidecar import logs, wire
+from sidecar.aftermath import Aftermath, ShadowSeat
+from sidecar.budget import Budget
+from sidecar.catalog import Catalog
+from sidecar.complaints import Complaints
+from sidecar.config import Config, Loader
+from sidecar.dispatcher import Dispatcher
+from sidecar.errors import ConfigError
+from sidecar.journal.state import state_of
+from sidecar.journal.writer import journal_of
+from sidecar.keyhash import KeyHash
+from sidecar.logs import logger
+from sidecar.metrics import Health
+from sidecar.paths import Paths
+from sidecar.steering import Prepared, Steering, prepare
+
+
+def _fixed(config: Config) -> tuple[object, ...]:
+    """What a process keeps for its life."""
+    return config.serve, config.admin, config.decision_log
+
+
+class Service:
+    """Dispatcher, policies and observers of one process.
+
+    load: reads the configuration again; raises ConfigError. Raises ConfigError if the configured
+    policies cannot be had.
+    """
+
+    def __init__(self, config: Config, load: Loader, complaints: Complaints) -> None:
+        self.config = config
+        self._load = load
+        self.complaints = complaints
+        self.health: Health = complaints.health
+        budget = Budget(config.serve.stale_seconds, config.serve.max_instances)
+        catalog = Catalog()
+        catalog.refresh()
+        prepared = prepare(catalog, config.policy)
+        self.dispatcher = Dispatcher(prepared.policy, budget, time.time_ns(), complaints.policy)
+        self.steering = Steering(self.dispatcher, catalog, self.health)
+        self.steering.start(prepared)
+        self.paths = Paths(KeyHash())
+        self.aftermath = Aftermath(complaints.observer, self._unobserved)
+        self.aftermath.observers = {"paths": self.paths, "shadow": ShadowSeat(self.dispatcher)}
+        self.journal = journal_of(config, self.dispatcher, self.health, complaints.limit)
+        if self.journal is not None:
+            self.aftermath.observers["decision log"] = self.journal
+            self.steering.on_change = self._policy_changed
+        self._reload_lock = asyncio.Lock()
+
+    def handle(self, query: wire.Query, now: float, size: int) -> wire.Reply:
+        """Decide; what looks on follows later. size: bytes of the query. Raises PeerError."""
+        reply = self.dispatcher.handle(query, now)
+        self.aftermath.decided(query, reply, now, size)
+        return reply
+
+    def report(self, report: wire.LoadReport, now: float) -> None:
+        """Take in a load report. Raises PeerError."""
+        self.dispatcher.report(report, now)
+        self.health.reports += 1
+        self.aftermath.reported(report, now)
+
+    async def reload(self) -> None:
+        """Read the configuration again and put its policies in force.
+
+        Raises ConfigError, after which nothing has changed. Files and imports are read in a thread:
+        queries are answered meanwhile.
+        """
+        async with self._reload_lock:
+            try:
+                config, prepared = await asyncio.to_thread(self._read_again)
+                self.steering.reload(prepared)
+            except ConfigError as error:
+                self.health.reload_failures += 1
+                self.health.last_reload_ok = False
+                logger.error("reload refused, %s stays: %s", self.dispatcher.policy.name, error)
+                raise
+            logs.configure(config.log.level, config.log.format)
+            if _fixed(config) != _fixed(self.config):
+                logger.warning("reload: only [policy] and [log] change without a restart")
+            self.config = config
+            self.health.last_reload_ok = True
+
+    async def close(self) -> None:
+        """Finish the decision log."""
+        if self.journal is not None:
+            self.aftermath.drain()
+            await self.journal.close()
+
+    def _read_again(self) -> tuple[Config, Prepared]:
+        config = self._load()
+        self.steering.catalog.refresh()
+        return config, prepare(self.steering.catalog, config.policy)
+
+    def _policy_changed(self, what: str) -> None:
+        if self.journal is not None:
+            state, now = state_of(self.dispatcher), time.monotonic()
+            self.aftermath.later(partial(self.journal.changed, what, state, now))
+
+    def _unobserved(self, requests: int) -> None:
+        if self.journal is not None:
+            self.journal.skipped(requests)
+        self.complaints.unobserved(requests)
