@@ -81,6 +81,7 @@ class Admin:
     async def _metrics(self, request: web.Request) -> web.Response:
         families = metrics.collect(self.dispatcher, self.health, time.monotonic())
         body = await _joined(family.exposition() for family in families)
+        body += metrics.runtime_exposition()
         return web.Response(body=body, headers={"Content-Type": metrics.CONTENT_TYPE})
 
     async def _healthz(self, request: web.Request) -> web.Response:

@@ -39,7 +39,8 @@ class _Decided(NamedTuple):
     size: int
 
 
-_Item = _Decided | tuple[LoadReport, float] | Callable[[], None]
+Act = Callable[[], Iterator[None] | None]
+_Item = _Decided | tuple[LoadReport, float] | Act
 
 
 class Aftermath:
@@ -80,8 +81,11 @@ class Aftermath:
         else:
             self.on_skip(0)
 
-    def later(self, act: Callable[[], None]) -> None:
-        """Do something in its turn: once all that was decided so far has been looked at."""
+    def later(self, act: Act) -> None:
+        """Do something in its turn: once all that was decided so far has been looked at.
+
+        What takes long gives an iterator, and is done piece by piece.
+        """
         self._waiting.append(act)
         self._soon()
 
@@ -117,7 +121,7 @@ class Aftermath:
         """One item, to everyone."""
         if callable(item):
             try:
-                item()
+                yield from item() or ()
             except Exception as error:  # noqa: BLE001 - as below
                 self.on_error("decision log", error)
             return

@@ -7,7 +7,7 @@ from sidecar.errors import PeerError, PolicyError
 from sidecar.policies import SPILLS, Choice, KvAffinity, Policy, Reason, make_policy
 from sidecar.policies.least_loaded import fewest_requests
 from sidecar.policies.want import union
-from sidecar.seat import Expected, OnError, Seat
+from sidecar.seat import Expected, OnDiscard, OnError, Seat, alike
 from sidecar.shadow import Shadow, wants
 from sidecar.tally import Tally
 
@@ -38,7 +38,9 @@ class Dispatcher:
         on_policy_error: OnError = lambda error: None,
     ) -> None:
         self.on_policy_error = on_policy_error
-        self.active = Seat(policy, budget, self._failed)
+        self.on_discard: OnDiscard = lambda memory: None
+        """Given each memory that is no longer needed."""
+        self.active = Seat(policy, budget, self._failed, self._discard)
         self.canary: Canary | None = None
         self._stand_in: Seat | None = None
         self._others: tuple[Seat, ...] = ()
@@ -71,10 +73,12 @@ class Dispatcher:
         """
         shadow = None if self.shadow is None else self.shadow.policy
         want = wanted(policy, self._canary_policy, shadow)
+        same = alike(policy, self.policy)
         self.active.swap(policy)
-        self._stand_in = None
-        # It compares with the policy in force: with another one, from the beginning.
-        self._set_shadow(shadow)
+        self._drop_stand_in()
+        if not same:
+            # It compares with the policy in force: with another one, from the beginning.
+            self._set_shadow(shadow)
         self._changed(want)
 
     def set_canary(self, policy: Policy | None, share: float = 0.0) -> None:
@@ -83,8 +87,10 @@ class Dispatcher:
         Raises ConfigError if the two cannot be had side by side; nothing has changed then.
         """
         want = wanted(self.policy, policy, None if self.shadow is None else self.shadow.policy)
+        if self.canary is not None:
+            self.canary.seat.close()
         self.canary = None if policy is None else Canary(self.active.beside(policy), share)
-        self._stand_in = None  # made again if it was not the canary that failed
+        self._drop_stand_in()  # made again if it was not the canary that failed
         self._changed(want)
 
     def set_shadow(self, policy: Policy | None) -> None:
@@ -98,7 +104,14 @@ class Dispatcher:
 
     def _set_shadow(self, policy: Policy | None) -> None:
         since = self.policy_version + 1
+        if self.shadow is not None:
+            self.shadow.close()
         self.shadow = None if policy is None else Shadow(policy, self.active, since)
+
+    def _drop_stand_in(self) -> None:
+        if self._stand_in is not None:
+            self._stand_in.close()
+        self._stand_in = None
 
     @property
     def _canary_policy(self) -> Policy | None:
@@ -201,6 +214,9 @@ class Dispatcher:
     def _failed(self, error: PolicyError) -> None:
         # Looked up at each fault: it may be set after the dispatcher is made.
         self.on_policy_error(error)
+
+    def _discard(self, memory: object) -> None:
+        self.on_discard(memory)
 
     def _forget(self, instance: str) -> None:
         self.tallies.pop(instance, None)

@@ -6,7 +6,7 @@ takes note of is not gone for the others.
 
 import math
 from collections.abc import Callable
-from typing import cast
+from typing import Any, cast
 
 from sidecar import wire
 from sidecar.budget import Budget, Instance
@@ -15,6 +15,7 @@ from sidecar.loads import LoadView
 from sidecar.policies import REASONS, SPILLS, Choice, Learner, Policy, Predictor
 
 OnError = Callable[[PolicyError], None]
+OnDiscard = Callable[[Any], None]
 Expected = tuple[float, float]
 
 FAULTS = (Exception, SystemExit)
@@ -31,12 +32,28 @@ def _learner(policy: Policy) -> Learner | None:
     return cast(Learner, policy) if all(hasattr(policy, part) for part in parts) else None
 
 
-class Seat:
-    """One policy at work. on_error: told of each fault of the policy's code."""
+def alike(one: Policy, other: Policy) -> bool:
+    """Whether two policies decide equally: of one class, with equal parameters."""
+    return type(one) is type(other) and bool(one.params == other.params)
 
-    def __init__(self, policy: Policy, budget: Budget, on_error: OnError) -> None:
+
+class Seat:
+    """One policy at work.
+
+    on_error: told of each fault of the policy's code; on_discard: given each memory that is no
+    longer needed, as a full one takes long to free.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        budget: Budget,
+        on_error: OnError,
+        on_discard: OnDiscard = lambda memory: None,
+    ) -> None:
         self.budget = budget
         self.on_error = on_error
+        self.on_discard = on_discard
         self.here = Instance("", 0.0)
         """The instance whose query is under way."""
         self._take_place(policy)
@@ -49,7 +66,7 @@ class Seat:
 
     def swap(self, policy: Policy) -> None:
         """Seat another policy; loads stay. An equal one keeps the memory too."""
-        same = type(policy) is type(self.policy) and policy.params == self.policy.params
+        same = alike(policy, self.policy)
         self._take_place(policy)
         if not same:
             self.begin_anew()
@@ -57,12 +74,23 @@ class Seat:
     def begin_anew(self) -> None:
         """Forget what the policy remembers, and tell it the last reports."""
         for instance in self.budget.instances.values():
-            instance.view.memory = None
+            self.forget(instance)
             self._catch_up(instance)
+
+    def forget(self, instance: Instance) -> None:
+        """Let go of what the policy remembers of an instance."""
+        memory, instance.view.memory = instance.view.memory, None
+        if memory is not None:
+            self.on_discard(memory)
+
+    def close(self) -> None:
+        """Let go of all that the policy remembers."""
+        for instance in self.budget.instances.values():
+            self.forget(instance)
 
     def beside(self, policy: Policy) -> "Seat":
         """A seat for another policy, which knows the loads that this one knows."""
-        seat = Seat(policy, self.budget.twin(), self.on_error)
+        seat = Seat(policy, self.budget.twin(), self.on_error, self.on_discard)
         seat.here = seat.budget.instances.get(self.here.name, seat.here)
         seat.begin_anew()
         return seat

@@ -3,6 +3,7 @@
 import asyncio
 import time
 from functools import partial
+from typing import Any
 
 from sidecar import logs, wire
 from sidecar.aftermath import Aftermath, ShadowSeat
@@ -45,6 +46,7 @@ class Service:
         self.dispatcher = Dispatcher(prepared.policy, budget, time.time_ns(), complaints.policy)
         self.steering = Steering(self.dispatcher, catalog, self.health)
         self.steering.start(prepared)
+        self.dispatcher.on_discard = self._discard
         self.paths = Paths(KeyHash())
         self.aftermath = Aftermath(complaints.observer, self._unobserved)
         self.aftermath.observers = {"paths": self.paths, "shadow": ShadowSeat(self.dispatcher)}
@@ -97,6 +99,11 @@ class Service:
         config = self._load()
         self.steering.catalog.refresh()
         return config, prepare(self.steering.catalog, config.policy)
+
+    def _discard(self, memory: Any) -> None:
+        """Free what a policy remembered, if it can be freed slowly."""
+        if hasattr(memory, "taken_apart"):
+            self.aftermath.later(memory.taken_apart)
 
     def _policy_changed(self, what: str) -> None:
         if self.journal is not None:

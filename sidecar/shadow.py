@@ -129,6 +129,11 @@ class Shadow:
         """The policy that looks on."""
         return self.seat.policy
 
+    def close(self) -> None:
+        """Let go of all that it remembers."""
+        for seat in (*self._real.seats, *self._own.seats):
+            seat.close()
+
     def report(self, report: wire.LoadReport, now: float) -> None:
         """Take in a load report that was taken in already."""
         for seat in (*self._real.seats, *self._own.seats):

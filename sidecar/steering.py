@@ -13,7 +13,8 @@ from sidecar.errors import ConfigError
 from sidecar.logs import logger
 from sidecar.metrics import Health
 from sidecar.orders import CanaryOrder, Change, Listed, PolicyOrder, PolicyState, Trial
-from sidecar.policies import Policy
+from sidecar.policies import REGISTRY, Policy
+from sidecar.seat import alike
 
 
 class Prepared(NamedTuple):
@@ -30,22 +31,30 @@ def prepare(catalog: Catalog, config: PolicyConfig) -> Prepared:
 
     Raises ConfigError, which names the setting and the bound.
     """
-    policy = _named("policy.name", catalog, config.name, config.in_force())
+    make = catalog.configured
+    policy = _named("policy.name", make, config.name, config.in_force())
     shadow = canary = None
     if config.shadow.name:
-        shadow = _named("policy.shadow", catalog, config.shadow.name, config.shadow.params)
+        shadow = _named("policy.shadow", make, config.shadow.name, config.shadow.params)
     if config.canary.name:
         if not config.canary.share:
             raise ConfigError("policy.canary.share: is 0, so the canary would decide nothing")
-        canary = _named("policy.canary", catalog, config.canary.name, config.canary.params)
+        canary = _named("policy.canary", make, config.canary.name, config.canary.params)
     return Prepared(policy, shadow, canary, config.canary.share)
 
 
-def _named(key: str, catalog: Catalog, name: str, params: dict[str, Any]) -> Policy:
+def _named(
+    key: str, make: Callable[[str, dict[str, Any]], Policy], name: str, params: dict[str, Any]
+) -> Policy:
     try:
-        return catalog.configured(name, params)
+        return make(name, params)
     except ConfigError as error:
         raise ConfigError(f"{key}: {str(error).removeprefix('policy.name: ')}") from None
+
+
+def is_ours(name: str) -> bool:
+    """Whether a policy is one of ours, so that making it takes no time."""
+    return name in REGISTRY
 
 
 def told(policy: Policy) -> dict[str, Any]:
@@ -99,7 +108,11 @@ class Steering:
         """
         dispatcher, before = self.dispatcher, self.state()
         wanted(prepared.policy, prepared.canary, prepared.shadow)
-        dispatcher.canary = dispatcher.shadow = None
+        canary, shadow = dispatcher.canary, dispatcher.shadow
+        if canary is not None and not self._same_canary(prepared):
+            dispatcher.set_canary(None)
+        if shadow is not None and not self._same_shadow(prepared):
+            dispatcher.set_shadow(None)
         dispatcher.swap_policy(prepared.policy)
         self._trials(prepared)
         self._changed("reload", prepared.policy)
@@ -107,14 +120,39 @@ class Steering:
             if trial is not None and getattr(dispatcher, name) is None:
                 logger.info("reloaded: the %s %s is not configured, ended", name, trial.name)
 
-    def set_policy(self, order: PolicyOrder) -> None:
-        """Swap the policy. Raises ConfigError, after which nothing has changed."""
+    def make(self, key: str, order: PolicyOrder | CanaryOrder) -> Policy:
+        """The policy that an order names. One from outside runs its own code, so maybe for long.
+
+        key: the setting that errors name. Raises ConfigError.
+        """
+        self._check_free(key)
+        return _named(key, self.catalog.make, order.name, order.params)
+
+    def _check_free(self, key: str) -> None:
+        """There is one shadow and one canary. Raises ConfigError."""
+        canary, shadow = self.dispatcher.canary, self.dispatcher.shadow
+        for other, seat in (
+            ("policy.canary", canary and canary.seat),
+            ("policy.shadow", shadow and shadow.seat),
+        ):
+            if key == other and seat is not None:
+                what = key.removeprefix("policy.")
+                raise ConfigError(
+                    f"{key}: {seat.policy.name} is the {what} already; end it first with "
+                    f"`policy {what} off`"
+                )
+
+    def set_policy(self, order: PolicyOrder, policy: Policy | None = None) -> None:
+        """Swap the policy. Raises ConfigError, after which nothing has changed.
+
+        policy: made of the order already, as in the next two.
+        """
         before = self.dispatcher.policy.name
-        policy = self.catalog.make(order.name, order.params)
+        policy = policy or self.make("policy.name", order)
         self.dispatcher.swap_policy(policy)
         self._changed("set", policy, f"{before} -> ")
 
-    def set_shadow(self, order: PolicyOrder | None) -> None:
+    def set_shadow(self, order: PolicyOrder | None, policy: Policy | None = None) -> None:
         """Begin or end (None) a shadow. Raises ConfigError, after which nothing has changed."""
         shadow = self.dispatcher.shadow
         if order is None:
@@ -123,16 +161,12 @@ class Steering:
             self.dispatcher.set_shadow(None)
             self._changed("shadow_off", shadow.policy)
             return
-        if shadow is not None:
-            raise ConfigError(
-                f"policy.shadow: {shadow.policy.name} is the shadow already; end it first with "
-                "`policy shadow off`"
-            )
-        policy = self.catalog.make(order.name, order.params)
+        self._check_free("policy.shadow")
+        policy = policy or self.make("policy.shadow", order)
         self.dispatcher.set_shadow(policy)
         self._changed("shadow", policy)
 
-    def set_canary(self, order: CanaryOrder | None) -> None:
+    def set_canary(self, order: CanaryOrder | None, policy: Policy | None = None) -> None:
         """Begin or end (None) a canary. Raises ConfigError, after which nothing has changed."""
         canary = self.dispatcher.canary
         if order is None:
@@ -141,20 +175,29 @@ class Steering:
             self.dispatcher.set_canary(None)
             self._changed("canary_off", canary.seat.policy)
             return
-        if canary is not None:
-            raise ConfigError(
-                f"policy.canary: {canary.seat.policy.name} is the canary already; end it first "
-                "with `policy canary off`"
-            )
-        policy = self.catalog.make(order.name, order.params)
+        self._check_free("policy.canary")
+        policy = policy or self.make("policy.canary", order)
         self.dispatcher.set_canary(policy, order.share)
         self._changed("canary", policy, share=order.share)
 
     def _trials(self, prepared: Prepared) -> None:
-        if prepared.canary is not None:
+        """Begin what is configured and not there yet: an equal one goes on with what it knows."""
+        if prepared.canary is not None and not self._same_canary(prepared):
             self.dispatcher.set_canary(prepared.canary, prepared.share)
-        if prepared.shadow is not None:
+        if prepared.shadow is not None and not self._same_shadow(prepared):
             self.dispatcher.set_shadow(prepared.shadow)
+
+    def _same_canary(self, prepared: Prepared) -> bool:
+        canary, policy = self.dispatcher.canary, prepared.canary
+        if canary is None or policy is None:
+            return canary is None and policy is None
+        return canary.share == prepared.share and alike(policy, canary.seat.policy)
+
+    def _same_shadow(self, prepared: Prepared) -> bool:
+        shadow, policy = self.dispatcher.shadow, prepared.shadow
+        if shadow is None or policy is None:
+            return shadow is None and policy is None
+        return alike(policy, shadow.policy)
 
     def _changed(
         self, what: str, policy: Policy, before: str = "", share: float | None = None

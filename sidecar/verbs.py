@@ -7,7 +7,7 @@ import stat
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from aiohttp import web
@@ -17,11 +17,13 @@ from sidecar.errors import ConfigError
 from sidecar.logs import RateLimit
 from sidecar.orders import CanaryOrder, PathOrder, PolicyOrder, decode_order
 from sidecar.paths import Paths
-from sidecar.steering import Steering
+from sidecar.policies import Policy
+from sidecar.steering import Steering, is_ours
 
 # For a body of 64 KiB over a local socket: whoever takes longer has stopped.
 BODY_SECONDS = 5.0
 MIN_TOKEN_CHARS = 16
+Order = TypeVar("Order", PolicyOrder, CanaryOrder)
 
 
 class Verbs:
@@ -65,23 +67,19 @@ class Verbs:
         return as_json(list(self.steering.history))
 
     async def _set(self, request: web.Request) -> web.Response:
-        raw = await body(request)
-        return self._change("set", lambda: self.steering.set_policy(decode_order(raw, PolicyOrder)))
+        order, policy = await self._ordered("set", "policy.name", PolicyOrder, request)
+        return self._change("set", lambda: self.steering.set_policy(order, policy))
 
     async def _shadow(self, request: web.Request) -> web.Response:
-        raw = await body(request)
-        return self._change(
-            "shadow", lambda: self.steering.set_shadow(decode_order(raw, PolicyOrder))
-        )
+        order, policy = await self._ordered("shadow", "policy.shadow", PolicyOrder, request)
+        return self._change("shadow", lambda: self.steering.set_shadow(order, policy))
 
     async def _shadow_off(self, request: web.Request) -> web.Response:
         return self._change("shadow off", lambda: self.steering.set_shadow(None))
 
     async def _canary(self, request: web.Request) -> web.Response:
-        raw = await body(request)
-        return self._change(
-            "canary", lambda: self.steering.set_canary(decode_order(raw, CanaryOrder))
-        )
+        order, policy = await self._ordered("canary", "policy.canary", CanaryOrder, request)
+        return self._change("canary", lambda: self.steering.set_canary(order, policy))
 
     async def _canary_off(self, request: web.Request) -> web.Response:
         return self._change("canary off", lambda: self.steering.set_canary(None))
@@ -101,14 +99,29 @@ class Verbs:
         key = order.key.encode(errors="surrogatepass")
         return as_json(self.paths.of(key, time.monotonic()))
 
+    async def _ordered(
+        self, what: str, key: str, kind: type[Order], request: web.Request
+    ) -> tuple[Order, Policy | None]:
+        """An order, and its policy if that is from outside: its code runs in a thread."""
+        try:
+            order = decode_order(await body(request), kind)
+            if is_ours(order.name):
+                return order, None
+            return order, await asyncio.to_thread(self.steering.make, key, order)
+        except ConfigError as error:
+            raise self._refused(what, error) from None
+
+    def _refused(self, what: str, error: ConfigError) -> web.HTTPBadRequest:
+        reason, stays = str(error)[:512], self.steering.dispatcher.policy.name
+        self.limit.warning(f"policy {what}", f"policy {what} refused, {stays} stays: {reason}")
+        return web.HTTPBadRequest(text=reason)
+
     def _change(self, what: str, change: Callable[[], None]) -> web.Response:
         """Change something between two queries; what is invalid changes nothing."""
         try:
             change()
         except ConfigError as error:
-            reason, stays = str(error)[:512], self.steering.dispatcher.policy.name
-            self.limit.warning(f"policy {what}", f"policy {what} refused, {stays} stays: {reason}")
-            raise web.HTTPBadRequest(text=reason) from None
+            raise self._refused(what, error) from None
         return as_json(self.steering.state())
 
 

@@ -14,6 +14,7 @@ from sidecar.metrics.hook import ABSTAIN_CAUSES, BYPASS_CAUSES, hook_families
 from sidecar.metrics.loads import load_families
 from sidecar.metrics.process import Health, process_families
 from sidecar.metrics.roles import role_families
+from sidecar.metrics.runtime import runtime_exposition
 from sidecar.metrics.status import status, status_parts
 
 __all__ = (
@@ -26,6 +27,7 @@ __all__ = (
     "Health",
     "Timings",
     "collect",
+    "runtime_exposition",
     "status",
     "status_parts",
 )

@@ -8,10 +8,10 @@ from typing import NamedTuple
 from tests.processes import ROOT
 
 PAGES = ("README.md", "docs/operations.md", "docs/policies.md", "docs/deploy.md")
-PROGRAMS = frozenset(
-    "curl docker grep install kill kubectl make pip python python3 rm sglang-dp-sidecar ssh "
-    "systemctl systemd-analyze uv".split()
-)
+PROGRAMS = {
+    *("curl", "docker", "grep", "install", "kill", "kubectl", "make", "pip", "python", "python3"),
+    *("rm", "sglang-dp-sidecar", "ssh", "systemctl", "systemd-analyze", "uv"),
+}
 _FENCED = re.compile(r"^( *)```(\w*)\n(.*?)^\1```$", re.M | re.S)
 _INLINE = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
 
@@ -61,9 +61,8 @@ def commands() -> dict[str, list[str]]:
 
 def links() -> list[tuple[Path, str]]:
     """Every link that leads to a file of ours, with the page that has it."""
-    found = []
+    found: list[tuple[Path, str]] = []
     for page in (*PAGES, *(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))):
-        for target in re.findall(r"\]\(([^)]+)\)", (ROOT / page).read_text()):
-            if "://" not in target:
-                found.append((ROOT / page, target))
+        targets = re.findall(r"\]\(([^)]+)\)", (ROOT / page).read_text())
+        found += [(ROOT / page, target) for target in targets if "://" not in target]
     return sorted(set(found))

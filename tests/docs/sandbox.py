@@ -74,8 +74,8 @@ class Sandbox:
         cd = f"cd {self.cwd} && exec "
         return running(["bash", "-c", cd + self.here(command)], env=self.env | env)
 
-    def in_terminal(self, command: str, key: bytes) -> int:
-        """Run it in a terminal, press a key when it shows something; the exit code."""
+    def in_terminal(self, command: str, key: bytes) -> tuple[int, str]:
+        """Run it in a terminal, press a key when it shows something; exit code, what it showed."""
         ours, theirs = pty.openpty()
         env = self.env | {"TERM": "xterm", "COLUMNS": "80", "LINES": "24"}
         with subprocess.Popen(
@@ -104,7 +104,7 @@ class Sandbox:
             finally:
                 process.kill()
                 os.close(ours)
-        return process.returncode
+        return process.returncode, shown.decode(errors="replace")
 
     def stand_in(self) -> dict[str, str]:
         """A package `sglang` whose server notes how it was started; the environment for it."""

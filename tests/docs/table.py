@@ -6,7 +6,7 @@ RUN = {
     "curl -s localhost:9477/paths": '"reason":"placed"',
     "sglang-dp-sidecar check": "0 problems",
     "sglang-dp-sidecar config": "\nendpoint = ",
-    "sglang-dp-sidecar top --once": "prefix_affinity version|kv_affinity version",
+    "sglang-dp-sidecar top --once": "kv_affinity version",
     "sglang-dp-sidecar policy show": '"name": "kv_affinity"',
     "sglang-dp-sidecar policy list": r"max_load_skew = 1.5, .*1",
     "sglang-dp-sidecar policy set prefix_affinity --max-load-skew 2 --min-load-gap 8": (
@@ -23,7 +23,7 @@ RUN = {
     "curl --unix-socket /run/sglang-dp-sidecar/query.sock.control http://sidecar/policy"
     """ -d '{"name": "round_robin", "params": {}}'""": '"name":"round_robin"',
     "sglang-dp-sidecar policy show --url http://HOST:9477"
-    " --admin-token-file /etc/sglang-dp-sidecar/token": '"name": "round_robin"',
+    " --admin-token-file /etc/sglang-dp-sidecar/token": '"name": "(round_robin|kv_affinity)"',
     "sglang-dp-sidecar policy set total_requests": '"name": "total_requests"',
     "sglang-dp-sidecar replay /var/lib/sglang-dp-sidecar/decisions": "",
     "sglang-dp-sidecar replay /var/lib/sglang-dp-sidecar/decisions"
@@ -33,7 +33,7 @@ RUN = {
     "sglang-dp-sidecar keygen keys": "sidecar.key_secret",
     "ssh -L 9477:localhost:9477 HOST": "localforward",
 }
-"""Beside a running sidecar, in this order: the command, and what its output matches."""
+"""Beside a running sidecar: the command, and what its output matches."""
 
 IN_A_TERMINAL = (
     "sglang-dp-sidecar top",
@@ -78,7 +78,7 @@ IN_A_CHECKOUT = (
 
 NEWCOMER = (
     ".venv/bin/sglang-dp-sidecar run --server-module bench.simulated.server"
-    " -- --dp-size 4 --port 30000",
+    " -- --dp-size 4 --port 30000 --log-level info",
     "curl -s localhost:30000/v1/chat/completions -H 'content-type: application/json'"
     """ -H 'x-smg-routing-key: me' -d '{"model": "simulated", "messages": [{"role": "user","""
     """ "content": "hello"}], "max_tokens": 8}'""",
@@ -123,7 +123,7 @@ UNITS = (
     "systemctl edit sglang-dp-sidecar",
     "systemctl reload sglang-dp-sidecar",
 )
-"""They need systemd as process 1: the units are there, tests/deploy/test_systemd.py has the rest."""
+"""They need systemd as process 1: the units are there; see tests/deploy/test_systemd.py."""
 
 _DEPLOY = "tests/deploy/test_deploy_doc.py::"
 _KUBERNETES = "tests/deploy/test_kubernetes.py::test_every_object_fits_its_schema"

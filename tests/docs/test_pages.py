@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from sglang_hook.settings import read_settings
+from sglang_hook import settings
 from sidecar import config
 from sidecar.keygen import keygen
 from tests.docs.pages import PAGES, blocks, links
@@ -74,7 +74,7 @@ def test_every_link_leads_somewhere(page: Path, target: str) -> None:
 @pytest.mark.parametrize("page", PAGES)
 def test_every_file_that_is_named_exists(page: str) -> None:
     text = (ROOT / page).read_text()
-    paths = re.findall(r"(?<![\w/.])(?:deploy|docs|tests|bench|sidecar|\.ci)/[\w./-]*\w", text)
+    paths = re.findall(r"(?<![\w/.-])(?:deploy|docs|tests|bench|sidecar|\.ci)/[\w./-]*\w", text)
     for name in paths:
         base = ROOT / "tests" if name == "docs/" else ROOT
         generated = name.startswith("bench/out")
@@ -100,9 +100,7 @@ def test_the_variables_of_another_node_are_what_the_hook_takes(tmp_path: Path) -
     env = dict(line.split("=", 1) for line in text.splitlines())
     env["DP_SIDECAR_CURVE_SERVER_KEY"] = (tmp_path / "keys" / "sidecar.key").read_text().strip()
     env["DP_SIDECAR_CURVE_SECRET_KEY_FILE"] = str(tmp_path / "keys" / "hook.key_secret")
-    settings = read_settings(env)
-    assert settings is not None
-    assert settings.report_endpoint == env["DP_SIDECAR_REPORT_ENDPOINT"]
+    assert settings.load(env).report_endpoint == env["DP_SIDECAR_REPORT_ENDPOINT"]
 
 
 def test_queries_are_promql(tmp_path: Path) -> None:

@@ -97,7 +97,7 @@ def test_a_late_report_drains_as_a_fluid_queue(requests, data, base, rate, credi
     for gap, (cached, uncached) in zip(gaps, requests, strict=True):
         at += gap * TICK
         sent.append(Sent(cached, uncached, at))
-    in_flight = data.draw(st.integers(1, len(sent)))
+    in_flight = data.draw(st.integers(1, min(len(sent), LATE_KEPT)))
     now = at + TICK * data.draw(st.integers(0, 20))
     assume(now - sent[-in_flight].at >= LATE_SECONDS)
     expected = naive_drained(base, sent, in_flight, rate, credit, now)

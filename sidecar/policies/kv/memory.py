@@ -1,7 +1,7 @@
 """What `kv_affinity` knows of one SGLang instance; every part can be told again after a restart."""
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import islice
 
 from sidecar.loads import LoadView
@@ -85,6 +85,10 @@ class Memory:
             footprint = self._footprints[rank] = Footprint(0, 0, self._since)
             found = self.ranks[rank] = RankMemory(footprint)
         return found
+
+    def taken_apart(self) -> Iterator[None]:
+        """Free it piece by piece: all of it at once takes longer than a hook waits."""
+        return self.index.taken_apart()
 
     def look(self, view: LoadView) -> None:
         """Bring the costs up to date for a decision on `view`."""
