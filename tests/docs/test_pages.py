@@ -3,6 +3,7 @@
 import re
 from pathlib import Path
 
+import msgspec
 import pytest
 import yaml
 
@@ -101,6 +102,17 @@ def test_the_variables_of_another_node_are_what_the_hook_takes(tmp_path: Path) -
     env["DP_SIDECAR_CURVE_SERVER_KEY"] = (tmp_path / "keys" / "sidecar.key").read_text().strip()
     env["DP_SIDECAR_CURVE_SECRET_KEY_FILE"] = str(tmp_path / "keys" / "hook.key_secret")
     assert settings.load(env).report_endpoint == env["DP_SIDECAR_REPORT_ENDPOINT"]
+
+
+def test_every_variable_of_the_hook_is_listed_with_its_default() -> None:
+    section = (ROOT / "docs" / "operations.md").read_text().partition("\n## Settings\n")[2]
+    rows = re.findall(r"^\| `DP_SIDECAR_(\w+)` \| `?(\w+)", section.partition("\n## ")[0], re.M)
+    told = {name.lower(): value for name, value in rows}
+    fields = {field.name: field.default for field in msgspec.structs.fields(settings.Settings)}
+    assert told.keys() == fields.keys()
+    plain = {name: value for name, value in fields.items() if isinstance(value, int)}
+    assert len(plain) > 5
+    assert {name: told[name] for name in plain} == {n: str(v).lower() for n, v in plain.items()}
 
 
 def test_queries_are_promql(tmp_path: Path) -> None:
