@@ -55,9 +55,11 @@ def scrape(port: int, wanted: Event, done: Any) -> None:
     while True:
         wanted.wait()
         begun = time.perf_counter_ns()
-        connection.sendall(b"GET /metrics HTTP/1.1\r\nHost: sidecar\r\n\r\n")
+        connection.sendall(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n")
         size = connection.recv_into(buffer)
         head = bytes(buffer[: buffer.index(b"\r\n\r\n") + 4])
+        if b" 200 " not in head[:15]:
+            raise SystemExit(f"bench.scrape: {head[:60]!r} is no answer to a scrape")
         expected = len(head) + int(head.lower().split(b"content-length:")[1].split(b"\r")[0])
         while size < expected:
             size += connection.recv_into(memoryview(buffer)[size:])

@@ -10,6 +10,7 @@ from aiohttp import web
 from sidecar import metrics
 from sidecar.dispatcher import Dispatcher
 from sidecar.errors import ConfigError, EndpointError
+from sidecar.guests import Runner, called_by
 from sidecar.listener import Listener
 from sidecar.logs import RateLimit
 from sidecar.orders import MAX_BODY_BYTES
@@ -23,11 +24,6 @@ SCRAPE_PART_SECONDS = 0.0005
 
 SHOWN_PATHS = 200
 """Sessions on the status page."""
-
-
-def _runner(app: web.Application) -> web.AppRunner:
-    """Without handle_signals: signals belong to the server; no access log: scrapes repeat."""
-    return web.AppRunner(app, handle_signals=False, access_log=None, shutdown_timeout=0.5)
 
 
 class Admin:
@@ -48,6 +44,8 @@ class Admin:
         self.health = health
         self.ready = ready
         self._runner: web.AppRunner | None = None
+        # Queries wait for one part of an answer, not for a part of each that is being made.
+        self._making = asyncio.Lock()
 
     async def start(self, host: str, port: int, token: str = "") -> int:
         """Listen; return the port (`port` 0 takes a free one). Raises OSError if it is taken."""
@@ -55,13 +53,14 @@ class Admin:
         if token:
             app.middlewares.extend([errors_as_json, guarded(token, self.verbs.limit)])
             self.verbs.add_to(app, "/control")
+        app.middlewares.append(called_by(host))
         app.router.add_get("/metrics", self._metrics)
         app.router.add_get("/healthz", self._healthz)
         app.router.add_get("/readyz", self._readyz)
         app.router.add_get("/status", self._status)
         app.router.add_get("/paths", self._paths)
         add_page(app)
-        self._runner = _runner(app)
+        self._runner = Runner(app, self.verbs.limit)
         await self._runner.setup()
         site = web.TCPSite(self._runner, host, port)
         try:
@@ -79,9 +78,10 @@ class Admin:
             await runner.cleanup()
 
     async def _metrics(self, request: web.Request) -> web.Response:
-        families = metrics.collect(self.dispatcher, self.health, time.monotonic())
-        body = await _joined(family.exposition() for family in families)
-        body += metrics.runtime_exposition()
+        async with self._making:
+            families = metrics.collect(self.dispatcher, self.health, time.monotonic())
+            body = await joined(family.exposition() for family in families)
+            body += metrics.runtime_exposition()
         return web.Response(body=body, headers={"Content-Type": metrics.CONTENT_TYPE})
 
     async def _healthz(self, request: web.Request) -> web.Response:
@@ -93,15 +93,17 @@ class Admin:
         return web.Response(status=503, text="not ready\n")
 
     async def _status(self, request: web.Request) -> web.Response:
-        parts = metrics.status_parts(self.dispatcher, self.health, time.monotonic())
-        return web.Response(body=await _joined(parts), content_type="application/json")
+        async with self._making:
+            parts = metrics.status_parts(self.dispatcher, self.health, time.monotonic())
+            return web.Response(body=await joined(parts), content_type="application/json")
 
     async def _paths(self, request: web.Request) -> web.Response:
-        parts = self.verbs.paths.parts(SHOWN_PATHS, time.monotonic())
-        return web.Response(body=await _joined(parts), content_type="application/json")
+        async with self._making:
+            parts = self.verbs.paths.parts(SHOWN_PATHS, time.monotonic())
+            return web.Response(body=await joined(parts), content_type="application/json")
 
 
-async def _joined(parts: Iterable[bytes]) -> bytes:
+async def joined(parts: Iterable[bytes]) -> bytes:
     """All parts; all of them at once may take milliseconds, so queries are let through."""
     made, until = [], time.monotonic() + SCRAPE_PART_SECONDS
     for part in parts:
@@ -132,7 +134,7 @@ class ControlSite:
             app.router.add_post("/handover", partial(_hand_over, self.handover, self.verbs.limit))
         self._listener = Listener(path)
         listening = self._listener.listen()
-        self._runner = _runner(app)
+        self._runner = Runner(app, self.verbs.limit)
         try:
             await self._runner.setup()
             await web.SockSite(self._runner, listening).start()

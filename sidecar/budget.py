@@ -69,6 +69,12 @@ class Instance:
             self.refresh(now)
         return self.view
 
+    def renew_view(self) -> None:
+        """Make the view anew with the next query: a policy from outside may have changed it."""
+        self.sync()
+        self.view = LoadView(now=self.view.now)
+        self._live, self._sent, self._sent_tokens, self._assumed = [], [], [], []
+
     def twin(self) -> "Instance":
         """A copy that changes on its own, without the policy's memory."""
         # Not deepcopy: that takes 15 ms for 320 ranks, and queries wait meanwhile.

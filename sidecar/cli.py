@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import resource
 import signal
 import sys
 from collections.abc import Container, Sequence
@@ -21,6 +22,7 @@ from sidecar.server import Server
 USAGE_EXIT = 2  # as argparse
 # EX_UNAVAILABLE of sysexits.h: the address is held by somebody else, or no sidecar listens there
 UNAVAILABLE_EXIT = 69
+_MANY_FILES = 65_536
 
 if TYPE_CHECKING:
     Verbs = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -156,8 +158,17 @@ def _configured(
     again = [sys.executable, "-m", "sidecar", "serve", "--take-over"]
     again += [f"--config={arguments['config']}"] if arguments["config"] else []
     again += [f"{flag}={value}" for flag, value in flags.items()]
+    _allow_files()
     uvloop.run(_serve(settings, load, take_over=arguments["take_over"], successor=again))
     return 0
+
+
+def _allow_files() -> None:
+    """Raise the limit of open files: libzmq aborts the process if it has none left."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    many = _MANY_FILES if hard == resource.RLIM_INFINITY else min(hard, _MANY_FILES)
+    if soft != resource.RLIM_INFINITY and soft < many:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (many, hard))
 
 
 async def _serve(settings: config.Config, load: config.Loader, **how: Any) -> None:

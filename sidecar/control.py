@@ -154,7 +154,8 @@ class Control:
         except (FileNotFoundError, ConnectionRefusedError):
             raise ControlError(f"{self.path}: no sidecar listens there") from None
         except TimeoutError:
-            raise ControlError(f"{self.path}: no answer within {self.timeout:g} s") from None
+            late = "" if method == "GET" else "; it may still be done, `policy history` tells"
+            raise ControlError(f"{self.path}: no answer within {self.timeout:g} s{late}") from None
         except http.client.HTTPException as error:
             raise ControlError(
                 f"{self.path}: does not answer as a control socket does ({type(error).__name__})"

@@ -157,7 +157,7 @@ class Dispatcher:
             wire.VERSION,
             query.seq,
             self.boot,
-            self.policy.name,
+            self.active.name,
             self.policy_version,
             ranks,
             reasons,
@@ -177,7 +177,7 @@ class Dispatcher:
             other.take(facts, position)
         if self._others:
             self._turn(seat.here.view.cursor)
-        tally.decisions[seat.policy.name][reason] += 1
+        tally.decisions[seat.name][reason] += 1
         spilled = reason in SPILLS
         if spilled:
             ranks = seat.here.view.ranks

@@ -85,7 +85,7 @@ def obey_log(arguments: dict[str, Any], more: Sequence[str]) -> int:
         progress.end()
     if arguments["json"]:
         text = msgspec.json.format(msgspec.json.encode(told), indent=2).decode()
-    sys.stdout.write(text + "\n")
+    sys.stdout.write(_plain(text) + "\n")
     return code
 
 
@@ -128,4 +128,9 @@ def _is_parameter(text: str) -> bool:
 
 
 def _warn(text: str) -> None:
-    print(f"sglang-dp-sidecar: {text}", file=sys.stderr)
+    print(f"sglang-dp-sidecar: {_plain(text)}", file=sys.stderr)
+
+
+def _plain(text: str) -> str:
+    """What a log of anybody's says cannot steer the terminal."""
+    return "".join(char if char.isprintable() or char == "\n" else "?" for char in text)

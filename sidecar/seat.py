@@ -5,21 +5,25 @@ takes note of is not gone for the others.
 """
 
 import math
+import signal
 from collections.abc import Callable
 from typing import Any, cast
+
+import msgspec
 
 from sidecar import wire
 from sidecar.budget import Budget, Instance
 from sidecar.errors import PeerError, PolicyError
 from sidecar.loads import LoadView
-from sidecar.policies import REASONS, SPILLS, Choice, Learner, Policy, Predictor
+from sidecar.policies import REASONS, REGISTRY, SPILLS, Choice, Learner, Policy, Predictor
 
 OnError = Callable[[PolicyError], None]
 OnDiscard = Callable[[Any], None]
 Expected = tuple[float, float]
 
-FAULTS = (Exception, SystemExit)
-"""What a policy may raise that is contained; it may be anyone's code."""
+FAULTS = (BaseException,)
+"""What a policy may raise that is contained: all of it, as it may be anyone's code. A panic in
+Rust, for one, is no Exception. What left the loop's reader would leave every later query unread."""
 
 
 class NonsenseError(ValueError):
@@ -35,6 +39,11 @@ def _learner(policy: Policy) -> Learner | None:
 def alike(one: Policy, other: Policy) -> bool:
     """Whether two policies decide equally: of one class, with equal parameters."""
     return type(one) is type(other) and bool(one.params == other.params)
+
+
+def _ctrl_c_raises() -> bool:
+    """Whether a KeyboardInterrupt may be a person's, as in a replay; who serves has a handler."""
+    return signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 class Seat:
@@ -60,6 +69,9 @@ class Seat:
 
     def _take_place(self, policy: Policy) -> None:
         self.policy = policy
+        # As they were when it was checked: labels and answers must not fail because of it later.
+        self.name = policy.name
+        self.params: dict[str, Any] = msgspec.to_builtins(policy.params)
         self._learner = _learner(policy)
         self.predictor = cast(Predictor, policy) if hasattr(policy, "expected") else None
         """The policy, if it tells what is cached where."""
@@ -67,8 +79,13 @@ class Seat:
     def swap(self, policy: Policy) -> None:
         """Seat another policy; loads stay. An equal one keeps the memory too."""
         same = alike(policy, self.policy)
+        ours = type(self.policy) in REGISTRY.values()
         self._take_place(policy)
-        if not same:
+        if not ours:
+            for instance in self.budget.instances.values():
+                self.forget(instance)
+                instance.renew_view()
+        if not (same and ours):
             self.begin_anew()
 
     def begin_anew(self) -> None:
@@ -198,4 +215,6 @@ class Seat:
         return view
 
     def _failed(self, error: BaseException) -> None:
-        self.on_error(PolicyError(self.policy.name, error))
+        if isinstance(error, KeyboardInterrupt) and _ctrl_c_raises():
+            raise error
+        self.on_error(PolicyError(self.name, error))

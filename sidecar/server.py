@@ -56,6 +56,8 @@ class Server:
         self._take_over = take_over
         self._stop = asyncio.Event()
         self._reloading: asyncio.Future[None] | None = None
+        self._once_more = False
+        """Whether a SIGHUP came that no reload has begun for."""
         self._ended = False
         """Whether this process is to end, whoever takes over or does not."""
         self.handover = Handover(config.serve.endpoint, self._stop.set)
@@ -98,12 +100,16 @@ class Server:
         logger.info("%s", f"handed over to {self.handover.name}" if handed else "stopped")
 
     def reload(self) -> None:
-        """Begin to read the configuration again, for SIGHUP."""
-        self._reloading = asyncio.ensure_future(self._reload_quietly())
+        """Begin to read the configuration again, for SIGHUP; once more if that is going on."""
+        self._once_more = True
+        if self._reloading is None or self._reloading.done():
+            self._reloading = asyncio.ensure_future(self._reload_quietly())
 
     async def _reload_quietly(self) -> None:
-        with contextlib.suppress(ConfigError):  # it is logged and counted
-            await self.service.reload()
+        while self._once_more:
+            self._once_more = False
+            with contextlib.suppress(ConfigError):  # it is logged and counted
+                await self.service.reload()
 
     def _end(self) -> None:
         self._ended = True

@@ -7,9 +7,10 @@ from typing import Any
 
 from sidecar import logs, wire
 from sidecar.aftermath import Aftermath, ShadowSeat
+from sidecar.aside import aside
 from sidecar.budget import Budget
 from sidecar.catalog import Catalog
-from sidecar.complaints import Complaints
+from sidecar.complaints import Complaints, bug
 from sidecar.config import Config, Loader
 from sidecar.dispatcher import Dispatcher
 from sidecar.errors import ConfigError
@@ -76,13 +77,15 @@ class Service:
         """
         async with self._reload_lock:
             try:
-                config, prepared = await asyncio.to_thread(self._read_again)
+                config, prepared = await aside(self._read_again)
                 self.steering.reload(prepared)
-            except ConfigError as error:
+            except Exception as error:  # noqa: BLE001 - a policy's code may be anyone's
+                refused = error if isinstance(error, ConfigError) else ConfigError(str(bug(error)))
                 self.health.reload_failures += 1
                 self.health.last_reload_ok = False
-                logger.error("reload refused, %s stays: %s", self.dispatcher.policy.name, error)
-                raise
+                stays = self.dispatcher.active.name
+                logger.error("reload refused, %s stays: %s", stays, refused)
+                raise refused from None
             logs.configure(config.log.level, config.log.format)
             if _fixed(config) != _fixed(self.config):
                 logger.warning("reload: only [policy] and [log] change without a restart")

@@ -14,7 +14,7 @@ from sidecar.logs import logger
 from sidecar.metrics import Health
 from sidecar.orders import CanaryOrder, Change, Listed, PolicyOrder, PolicyState, Trial
 from sidecar.policies import REGISTRY, Policy
-from sidecar.seat import alike
+from sidecar.seat import Seat, alike
 
 
 class Prepared(NamedTuple):
@@ -63,8 +63,8 @@ def told(policy: Policy) -> dict[str, Any]:
     return params
 
 
-def _trial(policy: Policy, share: float = 0.0) -> Trial:
-    return Trial(policy.name, told(policy), share)
+def _trial(seat: Seat, share: float = 0.0) -> Trial:
+    return Trial(seat.name, seat.params, share)
 
 
 class Steering:
@@ -89,12 +89,12 @@ class Steering:
         dispatcher = self.dispatcher
         canary, shadow = dispatcher.canary, dispatcher.shadow
         return PolicyState(
-            dispatcher.policy.name,
-            told(dispatcher.policy),
+            dispatcher.active.name,
+            dispatcher.active.params,
             dispatcher.policy_version,
             self.catalog.names(),
-            None if canary is None else _trial(canary.seat.policy, canary.share),
-            None if shadow is None else _trial(shadow.policy),
+            None if canary is None else _trial(canary.seat, canary.share),
+            None if shadow is None else _trial(shadow.seat),
         )
 
     def listing(self) -> list[Listed]:
@@ -132,13 +132,13 @@ class Steering:
         """There is one shadow and one canary. Raises ConfigError."""
         canary, shadow = self.dispatcher.canary, self.dispatcher.shadow
         for other, seat in (
-            ("policy.canary", canary and canary.seat),
-            ("policy.shadow", shadow and shadow.seat),
+            ("policy.canary", None if canary is None else canary.seat),
+            ("policy.shadow", None if shadow is None else shadow.seat),
         ):
             if key == other and seat is not None:
                 what = key.removeprefix("policy.")
                 raise ConfigError(
-                    f"{key}: {seat.policy.name} is the {what} already; end it first with "
+                    f"{key}: {seat.name} is the {what} already; end it first with "
                     f"`policy {what} off`"
                 )
 
@@ -147,7 +147,7 @@ class Steering:
 
         policy: made of the order already, as in the next two.
         """
-        before = self.dispatcher.policy.name
+        before = self.dispatcher.active.name
         policy = policy or self.make("policy.name", order)
         self.dispatcher.swap_policy(policy)
         self._changed("set", policy, f"{before} -> ")

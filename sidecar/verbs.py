@@ -6,6 +6,7 @@ import os
 import stat
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -13,6 +14,7 @@ import msgspec
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
+from sidecar.aside import aside
 from sidecar.errors import ConfigError
 from sidecar.logs import RateLimit
 from sidecar.orders import CanaryOrder, PathOrder, PolicyOrder, decode_order
@@ -107,12 +109,12 @@ class Verbs:
             order = decode_order(await body(request), kind)
             if is_ours(order.name):
                 return order, None
-            return order, await asyncio.to_thread(self.steering.make, key, order)
+            return order, await aside(partial(self.steering.make, key, order))
         except ConfigError as error:
             raise self._refused(what, error) from None
 
     def _refused(self, what: str, error: ConfigError) -> web.HTTPBadRequest:
-        reason, stays = str(error)[:512], self.steering.dispatcher.policy.name
+        reason, stays = str(error)[:512], self.steering.dispatcher.active.name
         self.limit.warning(f"policy {what}", f"policy {what} refused, {stays} stays: {reason}")
         return web.HTTPBadRequest(text=reason)
 

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
+import sidecar
 from sidecar import __version__
 from sidecar.check import installed, variables
-from tests.processes import ROOT, short_directory
+from tests.processes import short_directory
 from tests.test_check import NO_HTTP, bad, forget_settings, found, of
 
 
@@ -119,7 +120,8 @@ def test_a_package_of_that_name_is_in_the_way(
     where = "import sidecar gives" if package == "sidecar" else "sglang_hook"
     problems = [line for line in bad(findings) if where in line]
     assert problems
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    # Where we are installed, or the checkout if that is editable.
+    monkeypatch.setenv("PYTHONPATH", str(Path(sidecar.__file__).parents[1]))
     if sys.version_info >= (3, 11):
         monkeypatch.setenv("PYTHONSAFEPATH", "1")
         assert not bad(list(variables.findings(None)))

@@ -80,3 +80,5 @@ def test_a_peer_that_is_silent(path: str) -> None:
         listener.listen()
         with pytest.raises(ControlError, match="no answer within"):
             Control(path, timeout=0.01).show()
+        with pytest.raises(ControlError, match="it may still be done"):
+            Control(path, timeout=0.01).set_policy("round_robin")

@@ -1,6 +1,8 @@
 """A policy that fails or answers nonsense, at each place where it is called; and who stands in."""
 
 import math
+import signal
+from asyncio import CancelledError
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -8,10 +10,12 @@ from typing import Any
 import pytest
 
 from sidecar.errors import PeerError, PolicyError
+from sidecar.loads import LoadView
 from sidecar.metrics import Health, collect
-from sidecar.policies import Choice, KvAffinity, make_policy
+from sidecar.policies import Choice, KvAffinity, Reason, make_policy
+from sidecar.policies.base import NoParams
 from sidecar.policies.kv_affinity import KvAffinityParams
-from sidecar.wire import RequestFacts
+from sidecar.wire import RequestFacts, Want
 from tests.kv.server import Server as KvServer
 from tests.kv.server import prompt
 from tests.outside import Outside, OutsideLearner
@@ -29,6 +33,7 @@ from tests.support import (
 )
 
 BUG = RuntimeError("SECRET-key")
+PANIC = type("PanicException", (BaseException,), {})("of a policy in Rust")
 
 
 def failing(policy: Any) -> tuple[Any, list[PolicyError]]:
@@ -37,6 +42,16 @@ def failing(policy: Any) -> tuple[Any, list[PolicyError]]:
     dispatcher.on_policy_error = errors.append
     dispatcher.swap_policy(policy)
     return dispatcher, errors
+
+
+def test_ctrl_c_ends_a_replay_and_no_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    dispatcher, errors = failing(Outside(KeyboardInterrupt()))
+    with pytest.raises(KeyboardInterrupt):
+        dispatcher.handle(query([keyed("a")]), 0.0)
+    # Who serves has a handler of its own, so what is raised there is the policy's.
+    monkeypatch.setattr(signal, "getsignal", lambda number: lambda *about: None)
+    assert dispatcher.handle(query([keyed("a")]), 0.0).reasons == ["policy_error"]
+    assert len(errors) == 1
 
 
 class Text(str):
@@ -51,6 +66,7 @@ def steps() -> Iterator[Any]:
     "answer",
     [
         *(BUG, SystemExit(1), KeyError(b"SECRET-key"), RecursionError()),
+        *(PANIC, CancelledError(), GeneratorExit()),
         *(Choice(True, "placed"), Choice(0, Text("placed")), Choice(0, "placed", True)),
         *(Choice(0, "placed", -2), Choice(0, "policy", 0), (0, "placed"), "abc", {0: 1}),
         *(Choice(8, "placed"), Choice(-1, "placed"), Choice(0, "placed", 8), Choice(10**30, "x")),
@@ -246,3 +262,30 @@ def test_a_twin_changes_on_its_own() -> None:
     assert (list(one.view.requests), one.view.total, in_flight(one)) == before
     assert one.epoch == 1
     assert one.states.keys() == set(range(8))
+
+
+def test_a_swap_mends_what_a_policy_has_written_into_the_view() -> None:
+    class Vandal:
+        name = "vandal"
+        Params = NoParams
+
+        def __init__(self) -> None:
+            self.params, self.want = NoParams(), Want()
+
+        def choose(self, facts: RequestFacts, view: LoadView) -> Choice:
+            view.ranks.clear()
+            view.changed = view.requests = None  # type: ignore[assignment]
+            return Choice(0, Reason.PLACED)
+
+    server = Server()
+    dispatcher = make_dispatcher("kv_affinity")
+    before = server.ask(dispatcher, [keyed("a"), keyed("b")], 1.0)
+    dispatcher.swap_policy(Vandal())
+    with pytest.raises(Exception):  # noqa: B017 - whatever it broke; the pump answers a refusal
+        server.ask(dispatcher, [keyed("a")], 2.0)
+    dispatcher.swap_policy(make_policy("kv_affinity"))
+    after = server.ask(dispatcher, [keyed("a"), keyed("b")], 3.0)
+    assert len(before.ranks) == len(after.ranks) == 2
+    view = dispatcher.budget.instances[INSTANCE].view
+    assert view.ranks == list(range(server.ranks))
+    assert sum(view.requests) == sum(server.sent) == 4

@@ -6,14 +6,16 @@ from typing import Any
 
 import pytest
 
-from sidecar import logs
+from sidecar import logs, metrics
 from sidecar.catalog import Catalog
 from sidecar.config import CanaryConfig, PolicyConfig, ShadowConfig
 from sidecar.errors import ConfigError
 from sidecar.metrics import Health
 from sidecar.metrics.process import MAX_HISTORY
 from sidecar.orders import CanaryOrder, PolicyOrder
+from sidecar.policies import Choice, make_policy
 from sidecar.steering import Steering, prepare
+from tests.outside import Outside
 from tests.support import keyed, make_dispatcher, query
 
 
@@ -176,3 +178,17 @@ def test_a_start_with_all_three_that_do_not_fit_is_refused(tmp_path: Path) -> No
     with pytest.raises(ConfigError, match="block_tokens"):
         steering.start(prepare(steering.catalog, config))
     assert not steering.history
+
+
+def test_a_policy_that_breaks_its_own_name_and_parameters_can_be_told_and_left() -> None:
+    steering, policy = make(), Outside(Choice(0, "placed"))
+    dispatcher = steering.dispatcher
+    dispatcher.swap_policy(policy)
+    dispatcher.set_shadow(make_policy("round_robin"))
+    policy.name, policy.params = None, object()  # type: ignore[assignment, misc]
+    assert dispatcher.handle(query([keyed("a")]), 0.0).policy == "outside"
+    assert (steering.state().name, steering.state().params) == ("outside", {})
+    assert b'"outside"' in b"".join(metrics.status_parts(dispatcher, steering.health, 1.0))
+    assert list(metrics.collect(dispatcher, steering.health, 1.0))
+    configured(steering, name="round_robin")
+    assert steering.state().name == "round_robin"

@@ -263,6 +263,7 @@ def stranger() -> Iterator[HTTPServer]:
         (200, b"[]", "not a sidecar"),
         (200, b'{"policy": 1}', "not a sidecar"),
         (200, b"[" * 5000, "not a sidecar"),
+        (200, b'{"policy": "a", "policy_version": 1%s}' % (b"0" * 400), "not a sidecar"),
         (200, b'{"policy": "\xff"}', "not a sidecar"),
     ],
 )

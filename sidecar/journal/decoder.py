@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from sidecar.journal.record import (
     FIGURES,
+    MOST_BLOCKS,
     Changed,
     Decided,
     Forget,
@@ -20,7 +21,7 @@ from sidecar.journal.record import (
     Told,
 )
 from sidecar.journal.seal import Seal
-from sidecar.wire import VERSION, LoadReport, Past, Query, RequestFacts
+from sidecar.wire import MAX_BATCH, MAX_BLOCKS, VERSION, LoadReport, Past, Query, RequestFacts
 
 
 @dataclass(slots=True)
@@ -134,6 +135,8 @@ class Decoder:
     def _take(self, record: Part | Decided) -> None:
         self._history += [self._past(told) for told in record.history]
         self._requests += [self._facts(said) for said in record.requests]
+        if max(len(self._history), len(self._requests)) > MAX_BATCH:
+            raise LogError("has more requests in a query than there may be")
 
     def _decided(self, record: Decided) -> Decision:
         now = self._at(record.at)
@@ -225,7 +228,7 @@ class Decoder:
     def _prompt(self, said: Said) -> list[int]:
         found: list[int] = []
         number = said.stem
-        while number >= 0:
+        while number >= 0 and len(found) <= MAX_BLOCKS:
             found.append(self._blocks[number])
             number = self._before[number]  # always a lower one: it was there before
         found.reverse()
@@ -236,4 +239,6 @@ class Decoder:
             self._blocks.append(block)
             last = len(self._blocks) - 1
             found.append(block)
+        if len(found) > MAX_BLOCKS or len(self._blocks) > MOST_BLOCKS:
+            raise LogError("has more blocks than there may be")
         return found

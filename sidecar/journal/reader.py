@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import stat
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -34,6 +35,9 @@ _KNOWN = (
     (b"\x7fELF", "a program"),
     (b"SQLite format", "an SQLite database"),
 )
+
+
+_NONSENSE = (ValueError, LookupError, TypeError, ArithmeticError, msgspec.MsgspecError)
 
 
 class Reader:
@@ -77,14 +81,16 @@ class Reader:
         decoder = Decoder(self.seal)
         while True:
             at = opened.tell()
-            raw, problem = _chunk(opened)
             try:
+                raw, problem = _chunk(opened)
                 for record in _records(raw):
                     yield from decoder.events(record)
-            except (ValueError, LookupError, TypeError, msgspec.MsgspecError) as error:
+            except _NONSENSE as error:
                 problem = f"makes no sense ({error})"
             except LogError as error:
                 problem = str(error)
+            except OSError as error:
+                problem = f"cannot be read ({error.strerror})"
             if problem:
                 self._warn(
                     f"{file}: {problem} in the chunk that begins at byte {at}; the rest of this "
@@ -150,12 +156,15 @@ def _files(paths: Sequence[str]) -> list[Path]:
         path = Path(name)
         try:
             if path.is_dir():
-                inside = sorted(p for p in path.iterdir() if p.name.endswith(SUFFIX))
+                inside = sorted(
+                    p for p in path.iterdir() if p.name.endswith(SUFFIX) and p.is_file()
+                )
                 if not inside:
                     raise LogError(f"{path}: holds no decision log (no file *{SUFFIX})")
                 found += inside
             else:
-                path.stat()
+                if not stat.S_ISREG(path.stat().st_mode):
+                    raise LogError(f"{path}: is neither a file nor a directory")
                 found.append(path)
         except OSError as error:
             raise LogError(f"{path}: {error.strerror}") from None

@@ -4,21 +4,20 @@ from typing import NamedTuple
 
 from sidecar.dispatcher import Dispatcher
 from sidecar.journal.record import State
-from sidecar.steering import told
 
 
 def state_of(dispatcher: Dispatcher) -> State:
     """The policies at work now."""
     canary, shadow = dispatcher.canary, dispatcher.shadow
     return State(
-        dispatcher.policy.name,
-        told(dispatcher.policy),
+        dispatcher.active.name,
+        dispatcher.active.params,
         dispatcher.policy_version,
         dispatcher.want,
-        "" if canary is None else canary.seat.policy.name,
-        {} if canary is None else told(canary.seat.policy),
+        "" if canary is None else canary.seat.name,
+        {} if canary is None else canary.seat.params,
         0.0 if canary is None else canary.share,
-        "" if shadow is None else shadow.policy.name,
+        "" if shadow is None else shadow.seat.name,
     )
 
 

@@ -49,12 +49,12 @@ def _policies(dispatcher: Dispatcher) -> Iterator[Family]:
     policies = gauge(
         "policy_info", "A policy at work, by role; the value is always 1.", ("policy", "role")
     )
-    policies.add([dispatcher.policy.name, "active"], 1)
+    policies.add([dispatcher.active.name, "active"], 1)
     canary, shadow = dispatcher.canary, dispatcher.shadow
     if canary is not None:
-        policies.add([canary.seat.policy.name, "canary"], 1)
+        policies.add([canary.seat.name, "canary"], 1)
     if shadow is not None:
-        policies.add([shadow.policy.name, "shadow"], 1)
+        policies.add([shadow.seat.name, "shadow"], 1)
     yield policies
     share = gauge("canary_share", "Share of the affinity keys that the canary decides, 0 to 1.")
     share.put("", 0 if canary is None else canary.share)

@@ -42,9 +42,9 @@ def _process_status(dispatcher: Dispatcher, health: Health, now: float) -> dict[
         "version": __version__,
         "pid": os.getpid(),
         "uptime_seconds": round(max(0.0, now - health.started), 3),
-        "policy": dispatcher.policy.name,
+        "policy": dispatcher.active.name,
         "policy_version": dispatcher.policy_version,
-        "policy_params": dispatcher.policy.params,
+        "policy_params": dispatcher.active.params,
         "canary": None if canary is None else {**_second(canary.seat), "share": canary.share},
         "shadow": None if shadow is None else _second(shadow.seat),
         "changes": list(health.changes)[-SHOWN_CHANGES:],
@@ -55,7 +55,7 @@ def _process_status(dispatcher: Dispatcher, health: Health, now: float) -> dict[
 
 
 def _second(seat: Seat) -> dict[str, object]:
-    return {"policy": seat.policy.name, "params": seat.policy.params}
+    return {"policy": seat.name, "params": seat.params}
 
 
 def _instance_status(dispatcher: Dispatcher, instance: Instance, now: float) -> dict[str, object]:

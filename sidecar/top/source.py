@@ -3,22 +3,24 @@
 import http.client
 import urllib.parse
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from sidecar.errors import ConfigError, ControlError
 
 # 4,096 instances are far less than this; a stranger at the port may send anything.
 MAX_BODY_BYTES = 64 << 20
+# What fits into a float: JSON has integers of any length.
+Number = Annotated[int, Meta(ge=-(1 << 62), le=1 << 62)]
 
 
 class Histogram(Struct, frozen=True):
     """Durations: `counts[i]` took up to and with `bounds_us[i]` microseconds, the last longer."""
 
     bounds_us: list[float] = []
-    counts: list[int] = []
+    counts: list[Number] = []
 
     @property
     def last_bound(self) -> float:
@@ -31,24 +33,24 @@ class Hook(Struct, frozen=True):
 
     round_trip: Histogram = Histogram()
     breaker_open: bool | None = None
-    breaker_opened: int = 0
+    breaker_opened: Number = 0
 
 
 class Rank(Struct, frozen=True):
     """One rank; None is what it has not reported."""
 
-    rank: int
+    rank: Number
     live: bool = True
-    running: int | None = None
-    waiting: int | None = None
-    in_flight: int = 0
-    load: int = 0
-    sent: int = 0
+    running: Number | None = None
+    waiting: Number | None = None
+    in_flight: Number = 0
+    load: Number = 0
+    sent: Number = 0
     report_age_seconds: float | None = None
-    tokens: int | None = None
-    capacity_tokens: int | None = None
-    admitted_tokens: int | None = None
-    cached_tokens: int | None = None
+    tokens: Number | None = None
+    capacity_tokens: Number | None = None
+    admitted_tokens: Number | None = None
+    cached_tokens: Number | None = None
 
 
 class Instance(Struct, frozen=True):
@@ -56,9 +58,9 @@ class Instance(Struct, frozen=True):
 
     instance: str
     about: dict[str, str] = {}
-    decisions: dict[str, dict[str, int]] = {}
+    decisions: dict[str, dict[str, Number]] = {}
     """policy -> reason -> requests."""
-    bypassed: dict[str, int] = {}
+    bypassed: dict[str, Number] = {}
     hook: Hook | None = None
     ranks: list[Rank] = []
 
@@ -67,9 +69,9 @@ class Status(Struct, frozen=True):
     """The whole answer."""
 
     policy: str
-    policy_version: int
+    policy_version: Number
     version: str = ""
-    pid: int = 0
+    pid: Number = 0
     uptime_seconds: float | None = None
     stale_seconds: float = 5.0
     last_reload_ok: bool = True
@@ -140,4 +142,6 @@ def name_and_share(role: Mapping[str, Any] | None) -> str:
     if role is None:
         return ""
     name, share = str(role.get("policy", "?")), role.get("share")
-    return f"{name} {100 * share:.3g}%" if isinstance(share, int | float) else name
+    if isinstance(share, int | float) and 0 <= share <= 1:
+        return f"{name} {100 * share:.3g}%"
+    return name

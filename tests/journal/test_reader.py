@@ -1,17 +1,32 @@
 """Reading what is cut off, damaged, foreign or hostile."""
 
+import math
+import os
 import struct
 import zlib
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
+from sidecar.cli import main
 from sidecar.journal.decoder import Decision, Missing
 from sidecar.journal.reader import Reader
-from sidecar.journal.record import CHUNK, LENGTH, MAGIC, MAX_RAW_BYTES, LogError, encode
+from sidecar.journal.record import (
+    CHUNK,
+    LENGTH,
+    MAGIC,
+    MAX_RAW_BYTES,
+    Gap,
+    LogError,
+    Part,
+    State,
+    encode,
+)
 from sidecar.journal.verify import Verification
+from sidecar.wire import Want
 from tests.journal.support import write
-from tests.journal.test_record import GOLDEN
+from tests.journal.test_record import GOLDEN, SAID
 from tests.journal.test_writer import busy, files
 
 
@@ -120,6 +135,16 @@ def records(*all_of_them: bytes) -> bytes:
 HEAD, PART, DECIDED, NEXT, *_ = (encode(record) for record in GOLDEN.values())
 
 
+def head(**changes: object) -> bytes:
+    return encode(replace(next(iter(GOLDEN.values())), **changes))
+
+
+def part(requests: int, stem: int = -1, blocks: bytes = bytes(8 * 4096)) -> bytes:
+    if stem < 0 and requests > 1:
+        blocks = b""
+    return encode(Part([], [replace(SAID, key=None, stem=stem, blocks=blocks)] * requests))
+
+
 @pytest.mark.parametrize(
     ("chunk", "what"),
     [
@@ -131,6 +156,14 @@ HEAD, PART, DECIDED, NEXT, *_ = (encode(record) for record in GOLDEN.values())
         (packed(records(HEAD, HEAD)), "second head"),
         (packed(records(HEAD, NEXT)), "makes no sense"),
         (CHUNK.pack(3, 9, zlib.crc32(b"abc")) + b"abc", "is damaged"),
+        # A small file of somebody else's may not take much memory, nor tell of no time at all.
+        (packed(records(head(wall=math.nan))), "makes no sense"),
+        (packed(records(head(wall=1e300))), "makes no sense"),
+        (packed(records(head(now=math.inf))), "makes no sense"),
+        (packed(records(head(max_instances=0))), "makes no sense"),
+        (packed(records(HEAD, part(1, blocks=bytes(8 * 4097)))), "makes no sense"),
+        (packed(records(HEAD, part(1), part(1, 4095, blocks=bytes(16)))), "more blocks"),
+        (packed(records(HEAD, *[part(9)] * 456)), "more requests"),
     ],
 )
 def test_nonsense_is_left_out(tmp_path: Path, chunk: bytes, what: str) -> None:
@@ -167,3 +200,22 @@ def test_the_next_file_is_read_all_the_same(tmp_path: Path) -> None:
     assert log["decisions"] + sum(log["missing"].values()) == 1800
     assert log["missing"]["between files"] > 0
     assert "gap" in told["notes"][0]
+
+
+def test_what_a_log_says_cannot_steer_the_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "made.dplog"
+    sound = head(state=State("round_robin", {}, 1, Want()))
+    file.write_bytes(MAGIC + packed(records(sound, encode(Gap(5, 12, "\x1b[2J\x07")))))
+    main(["replay", str(file)])
+    told = capsys.readouterr()
+    assert "[2J" in told.out and "\x1b" not in told.out + told.err
+
+
+def test_a_fifo_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "a.dplog")
+    with pytest.raises(LogError, match="neither a file"):
+        Reader([str(tmp_path / "a.dplog")])
+    with pytest.raises(LogError, match="holds no decision log"):
+        Reader([str(tmp_path)])

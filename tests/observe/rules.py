@@ -123,11 +123,15 @@ class Server:
         )
 
     def __enter__(self) -> "Server":
-        wait_for(self._ready, 60, 0.1)
+        try:
+            wait_for(self._ready, 60, 0.1)
+        except BaseException:
+            self.process.end()
+            raise
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self.process.stop()
+        self.process.end()
 
     def _ready(self) -> bool:
         try:
