@@ -2,11 +2,12 @@
 PYTHON_IN = .venv/bin/python
 OLD_SGLANG = 0.5.16
 
-.PHONY: help demo test lint type format bench bench-cost venv develop clean
+.PHONY: help demo test test-matrix lint type format bench bench-cost venv develop clean
 
 help:
 	@echo "make demo [JSON=file]  a real SGLang server with simulated ranks, without and with the sidecar"
 	@echo "make test              every test, on SGLang 0.5.23 and $(OLD_SGLANG)"
+	@echo "make test-matrix       contract tests and a live server on every SGLang from 0.5.12 on (an hour)"
 	@echo "make bench             A/B of policies on a model of 8 x H100: report in bench/out/"
 	@echo "  FULL=1               every arm and setting; goes on where it was stopped"
 	@echo "  TARGET=http://H:P    on a live server with the hook   MODEL=path  starts that server"
@@ -29,6 +30,9 @@ test: venv
 	@.ci/venv sglang $(OLD_SGLANG)
 	PYTHONPATH=.sglang/$(OLD_SGLANG) $(PYTHON_IN) -m pytest -q tests/contract tests/integration
 	$(PYTHON_IN) -m pytest -q
+
+test-matrix: venv
+	$(PYTHON_IN) -m tests.matrix $(SGLANG)
 
 lint: venv
 	$(PYTHON_IN) -m ruff check .

@@ -72,7 +72,8 @@ def request_costs(endpoint: str) -> dict[str, list[float]]:
     from sglang.srt.managers import data_parallel_controller as module
 
     from sglang_hook import patches
-    from sglang_hook.controller_seam import ATTACHED, ControllerSeam
+    from sglang_hook.controller_seam import ControllerSeam
+    from sglang_hook.sending import LISTENERS
     from sglang_hook.settings import Settings
 
     costs: dict[str, list[float]] = {"keyed": [], "keyless": []}
@@ -85,16 +86,16 @@ def request_costs(endpoint: str) -> dict[str, list[float]]:
     for repeat in range(REPEATS + 1):
         for kind, added in costs.items():
             keys = [f"session-{i}" if kind == "keyed" else None for i in range(REQUESTS)]
-            ATTACHED.clear()
+            LISTENERS.clear()
             without = median_us(stock, keys)
-            ATTACHED[:] = [seam]
+            LISTENERS[:] = [seam.sent]
             with_hook = median_us(made.dispatching, keys)
             if repeat:  # the first warms up
                 added.append(with_hook - without)
     if seam.chooser.bypassed:
         raise SystemExit(f"the sidecar did not answer: {dict(seam.chooser.bypassed)}")
     seam.client.close()
-    ATTACHED.clear()
+    LISTENERS.clear()
     return costs
 
 

@@ -1,7 +1,8 @@
 """SGLang's own controller and requests, made without a server; needs the sglang package."""
 
+import dataclasses
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,7 +22,8 @@ def make_controller(workers: Sequence[Any], method: str = "ROUND_ROBIN") -> Any:
     made.refresh_load_budget_on_dispatch = False
     made.dp_budget = module.DPBudget(len(workers))
     made.status = [True] * len(workers)
-    made._active_workers = list(range(len(workers)))
+    if hasattr(made, "_refresh_active_workers"):  # 0.5.16
+        made._active_workers = list(range(len(workers)))
     made.workers = list(workers)
     return made
 
@@ -31,10 +33,12 @@ def make_request(rid: str, tokens: Iterable[int], key: str | None = None, **more
     from sglang.srt.managers.io_struct import TokenizedGenerateReqInput
     from sglang.srt.sampling.sampling_params import SamplingParams
 
+    ids = array("q", tokens)
     fields = {
         "rid": rid,
         "input_text": "text",
-        "input_ids": array("q", tokens),
+        # Lists up to 0.5.12.
+        "input_ids": ids if "array" in str(TokenizedGenerateReqInput.__annotations__) else [*ids],
         "input_embeds": None,
         "mm_inputs": None,
         "token_type_ids": None,
@@ -46,4 +50,12 @@ def make_request(rid: str, tokens: Iterable[int], key: str | None = None, **more
         "stream": False,
         "routing_key": key,
     }
-    return TokenizedGenerateReqInput(**(fields | more))
+    return make_message(TokenizedGenerateReqInput, fields | more)
+
+
+def make_message(kind: Any, values: Mapping[str, Any]) -> Any:
+    """A message of SGLang's of any release: it takes of the values what it has a field for."""
+    names = getattr(kind, "__struct_fields__", None)  # dataclasses before 0.5.15
+    if names is None:
+        names = [field.name for field in dataclasses.fields(kind)]
+    return kind(**{name: value for name, value in values.items() if name in names})

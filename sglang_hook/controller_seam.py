@@ -14,8 +14,18 @@ from typing import Any
 
 from sglang_hook.client import SidecarClient
 from sglang_hook.controller import Chooser
-from sglang_hook.reading import CONTROLLER, instance_name, is_warm_up, size, to_dispatch
+from sglang_hook.reading import (
+    CONTROLLER,
+    NEWEST,
+    instance_name,
+    is_warm_up,
+    numbers,
+    size,
+    to_dispatch,
+)
+from sglang_hook.sending import LISTENERS, count_at_sockets, tokenized
 from sglang_hook.settings import Settings
+from sglang_hook.wrapping import seam
 from sidecar import __version__
 
 logger = logging.getLogger("sglang_hook")
@@ -23,31 +33,27 @@ logger = logging.getLogger("sglang_hook")
 _HEALTH_CHECK = "HEALTH_CHECK"  # sglang.srt.constants.HEALTH_CHECK_RID_PREFIX
 
 
-ATTACHED: "list[ControllerSeam]" = []
-"""Those of this process: one, but for several engines under one Ray driver."""
-
-
-def sent(socket: Any, req: Any) -> None:
-    """A tokenized request went out through SGLang's `sock_send`, whatever chose its rank."""
-    for seam in ATTACHED:
-        seam.sent(socket, req)
-
-
 class ControllerSeam:
-    """One hooked controller."""
+    """One hooked controller. Raises SeamMissing if it lacks what we need of it."""
 
     def __init__(self, controller: Any, settings: Settings) -> None:
+        for name in ("workers", "status", "server_args", "load_balance_method"):
+            seam(controller, name)
         self.controller = controller
         # Not the module of the controller's class, which may be a subclass of Ray's.
         self._module = sys.modules[CONTROLLER]
         self.method = controller.load_balance_method.name.lower()
-        self.stock = controller.dispatching
+        self.stock = seam(controller, "dispatching")
         self.plan: dict[int, int | None] = {}
         self._named = bool(settings.instance)
-        self._known: tuple[list[Any], list[Any], list[Any]] = ([], [], [])
+        # Before 0.5.16 every worker is one of the server's for good.
+        self._elastic = hasattr(controller, "_active_workers")
+        self._known: tuple[Any, list[Any], list[Any]] = ([], [], [])
         self._live: list[int] = []
         self._rank_of: dict[int, int] = {}
         self._failed = False
+        # Before 0.5.15 the controller pickles onto each socket; then this is how requests go.
+        self._sock_send = hasattr(self._module, "sock_send")
         self.chooser = Chooser(
             instance=instance_name(settings, controller.server_args),
             epoch=time.time_ns(),
@@ -69,10 +75,16 @@ class ControllerSeam:
 
     def attach(self) -> None:
         """Take over the controller's `dispatching`."""
-        if len(self.controller.workers) < 2 or self.controller.server_args.node_rank != 0:
+        args = self.controller.server_args
+        # A node that joins an elastic server starts its ranks, and the first node dispatches.
+        joins = args.node_rank != 0 or getattr(args, "is_ep_scale_joiner", False)
+        if len(self.controller.workers) < 2 or joins:
             return
+        if self._sock_send:
+            LISTENERS.append(self.sent)
+        else:
+            count_at_sockets(self.controller.workers, tokenized(self._module), self.sent)
         self.client.greet()
-        ATTACHED.append(self)
         self.controller._dp_sidecar = self
         self.controller.dispatching = self.dispatching
         logger.info(
@@ -87,16 +99,18 @@ class ControllerSeam:
     def _warn_of_limits(self) -> None:
         """Say what of this server's configuration we cannot serve fully."""
         args = self.controller.server_args
+        version = self.chooser.about["sglang"]
+        if numbers(version) > NEWEST:
+            logger.warning(
+                "dp_sidecar: WARNING: SGLang %s is newer than what this hook was tested with; it "
+                "attached to what is there, lines of dp_sidecar above say what is not",
+                version,
+            )
         if getattr(args, "nnodes", 1) > 1 and not self._named:
             logger.warning(
                 "dp_sidecar: WARNING: nnodes > 1: schedulers on other nodes report under another "
                 "name; set DP_SIDECAR_INSTANCE to the same on every node, and on the others "
                 "DP_SIDECAR_REPORT_ENDPOINT to a tcp:// address, or their load stays unknown"
-            )
-        if getattr(args, "tokenizer_worker_num", 1) > 1:
-            logger.warning(
-                "dp_sidecar: WARNING: tokenizer_worker_num > 1: requests of a batch and n > 1 lose "
-                "their routing key in SGLang's HTTP workers, which load no plugins"
             )
 
     def dispatching(self, req: Any) -> Any:
@@ -106,7 +120,7 @@ class ControllerSeam:
         if worker is None:
             return self.stock(req)
         self._record(rank, req)
-        return self._module.sock_send(worker, req)
+        return self._module.sock_send(worker, req) if self._sock_send else worker.send_pyobj(req)
 
     @contextlib.contextmanager
     def planned(self, batch: Any) -> Iterator[None]:
@@ -125,18 +139,14 @@ class ControllerSeam:
     def live_ranks(self) -> list[int]:
         """Ascending ids of the ranks that SGLang would send to now."""
         controller = self.controller
+        now = controller._active_workers if self._elastic else range(len(controller.workers))
         active, status, workers = self._known
-        if (
-            controller._active_workers != active
-            or controller.status != status
-            or controller.workers != workers
-        ):
-            self._known = (
-                list(controller._active_workers),
+        if now != active or controller.status != status or controller.workers != workers:
+            active, status, workers = self._known = (
+                now if isinstance(now, range) else list(now),
                 list(controller.status),
                 list(controller.workers),
             )
-            active, status, workers = self._known
             self._live = sorted(
                 rank
                 for rank in active
@@ -194,7 +204,7 @@ class ControllerSeam:
     def _record(self, rank: int | None, req: Any) -> None:
         """Let SGLang's total_* methods see our choices until the next load snapshot."""
         try:
-            if self.controller.refresh_load_budget_on_dispatch:
+            if self.method.startswith("total_"):
                 budget = self.controller.dp_budget
                 budget.total_requests[rank] += 1
                 budget.total_tokens[rank] += size(req)

@@ -1,10 +1,11 @@
 """Every SGLang seam, probed before it is wrapped. The two seam modules do what happens there.
 
-Read in the wheels of 0.5.16 and 0.5.23. Nothing here raises into SGLang: an exception in dispatch
+Read in the wheels of 0.5.12 to 0.5.23. Nothing here raises into SGLang: an exception in dispatch
 would kill the server.
 """
 
 import functools
+import inspect
 import logging
 import multiprocessing
 import os
@@ -14,20 +15,23 @@ from types import ModuleType
 from typing import Any
 
 from sglang_hook import settings as hook_settings
+from sglang_hook.front import (
+    ENGINE,
+    IO_STRUCT,
+    TOKENIZERS,
+    attach_engine,
+    attach_io_struct,
+    attach_tokenizers,
+)
 from sglang_hook.reading import CONTROLLER
 from sglang_hook.settings import Settings
+from sglang_hook.wrapping import Function, SeamMissing, seam, wrap, wrap_if_there
 
 logger = logging.getLogger("sglang_hook")
 
 SCHEDULER = "sglang.srt.managers.scheduler"
-ENGINE = "sglang.srt.entrypoints.engine"
-IO_STRUCT = "sglang.srt.managers.io_struct"
 
-_MARK = "_dp_sidecar_wrapped"
-
-
-class SeamMissing(Exception):
-    """This SGLang has no such place to attach to; the message names it."""
+_UNSET = object()
 
 
 @functools.cache
@@ -47,122 +51,70 @@ def install() -> None:
         raise SeamMissing("SGLANG_RUST_SERVER has no Python controller to hook; unset one of both")
     main = multiprocessing.parent_process() is None
     for name, attach in (
-        (ENGINE, _attach_engine),
-        (IO_STRUCT, _attach_io_struct),
+        (ENGINE, attach_engine),
+        (IO_STRUCT, attach_io_struct),
+        (TOKENIZERS, attach_tokenizers),
         (CONTROLLER, _attach_controller),
         (SCHEDULER, _attach_scheduler),
     ):
-        if main and name in (ENGINE, IO_STRUCT):
+        _attach(name, attach, needed=main and name in (ENGINE, IO_STRUCT, TOKENIZERS))
+
+
+def _attach(name: str, attach: Callable[[ModuleType], None], *, needed: bool) -> None:
+    """Attach to the module if it is loaded; `needed`: load it. Says what is missing."""
+    try:
+        if needed:
             __import__(name)
         if name in sys.modules:
-            try:
-                attach(sys.modules[name])
-            except SeamMissing as error:
-                logger.error("dp_sidecar: not attached, SGLang goes on without: %s", error)
-
-
-def run_controller_process(*args: Any, **kwargs: Any) -> Any:
-    """What the main process starts as the controller.
-
-    SGLang loads its plugins there from 0.5.22 on only, so the child attaches by itself.
-    """
-    controller = __import__(CONTROLLER, fromlist=["_"])
-    from sglang_hook.plugin import register
-
-    register()
-    return controller.run_data_parallel_controller_process(*args, **kwargs)
-
-
-def _seam(owner: Any, name: str) -> Any:
-    found = getattr(owner, name, None)
-    if found is None:
-        raise SeamMissing(f"{getattr(owner, '__name__', owner)} has no {name}")
-    return found
-
-
-def _wrap(owner: Any, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-    """Replace owner.name by make(original), once."""
-    original = _seam(owner, name)
-    if getattr(original, _MARK, False):
-        return
-    wrapper = functools.wraps(original)(make(original))
-    setattr(wrapper, _MARK, True)
-    setattr(owner, name, wrapper)
-
-
-# ---------------------------------------------------------------- main process
-
-
-def _attach_engine(module: ModuleType) -> None:
-    if _seam(module, "run_data_parallel_controller_process") is not run_controller_process:
-        # Pickled by reference into the child, which imports this file.
-        module.run_data_parallel_controller_process = run_controller_process  # type: ignore[attr-defined]
-
-
-def _attach_io_struct(module: ModuleType) -> None:
-    def make(original: Callable[..., Any]) -> Callable[..., Any]:
-        def getitem(self: Any, i: int) -> Any:
-            item = original(self, i)
-            # SGLang drops the key from each request of a batch (sglang 37543).
-            key = getattr(self, "routing_key", None)
-            if key is not None and getattr(item, "routing_key", None) is None:
-                item.routing_key = key[i % len(key)] if isinstance(key, list) and key else key
-            return item
-
-        return getitem
-
-    _wrap(_seam(module, "GenerateReqInput"), "__getitem__", make)
+            attach(sys.modules[name])
+    except (SeamMissing, ImportError) as error:
+        logger.error("dp_sidecar: not attached, SGLang goes on without: %s", error)
 
 
 # ---------------------------------------------------------- controller process
 
 
 def _attach_controller(module: ModuleType) -> None:
-    controller = _seam(module, "DataParallelController")
-    for name in ("dispatch_batch_generate", "dispatch_batch_embedding", "round_robin_scheduler"):
-        _seam(controller, name)
-    _seam(module, "sock_send")
-    tokenized = (
-        _seam(module, "TokenizedGenerateReqInput"),
-        _seam(module, "TokenizedEmbeddingReqInput"),
-    )
-    _wrap(module, "sock_send", lambda original: _counting_send(original, tokenized))
-    _wrap(controller, "__init__", _hooked_init)
-    _wrap(controller, "dispatch_batch_generate", _planned_batch)
-    _wrap(controller, "dispatch_batch_embedding", _planned_batch)
+    from sglang_hook.sending import counting_send, tokenized
+
+    controller = seam(module, "DataParallelController")
+    tokenized(module)
+    if hasattr(module, "sock_send"):  # before 0.5.15 each socket sends, see controller_seam
+        wrap(module, "sock_send", lambda original: counting_send(original, module))
+    elif "send_pyobj" not in _names_in(seam(controller, "round_robin_scheduler")):
+        raise SeamMissing("the controller sends to its workers in a way unknown to this hook")
+    wrap(controller, "__init__", _hooked_init)
+    for name in ("dispatch_batch_generate", "dispatch_batch_embedding"):
+        wrap_if_there(controller, name, _planned_batch, "one query for each request of a batch")
 
 
-def _counting_send(original: Callable[..., Any], tokenized: tuple[type, ...]) -> Callable[..., Any]:
-    from sglang_hook.controller_seam import sent
-
-    def sock_send(socket: Any, obj: Any, *args: Any, **kwargs: Any) -> Any:
-        result = original(socket, obj, *args, **kwargs)
-        if isinstance(obj, tokenized):
-            sent(socket, obj)
-        return result
-
-    return sock_send
+def _names_in(function: Function) -> tuple[str, ...]:
+    """Names that the code of a function uses, whoever wrapped it."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    return code.co_names if code is not None else ()
 
 
-def _hooked_init(original: Callable[..., Any]) -> Callable[..., Any]:
+def _hooked_init(original: Function) -> Function:
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
         try:
             from sglang_hook.controller_seam import ControllerSeam
 
             ControllerSeam(self, settings()).attach()
+        except SeamMissing as error:
+            logger.error("dp_sidecar: not attached, SGLang goes on without: %s", error)
         except Exception:
             logger.exception("dp_sidecar: controller not attached, SGLang dispatches without")
 
     return init
 
 
-def _planned_batch(original: Callable[..., Any]) -> Callable[..., Any]:
+def _planned_batch(original: Function) -> Function:
     def dispatch_batch(self: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
-        seam = self.__dict__.get("_dp_sidecar")
-        if seam is None:
+        ours = self.__dict__.get("_dp_sidecar")
+        if ours is None:
             return original(self, batch, *args, **kwargs)
-        with seam.planned(batch):
+        with ours.planned(batch):
             return original(self, batch, *args, **kwargs)
 
     return dispatch_batch
@@ -172,35 +124,34 @@ def _planned_batch(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _attach_scheduler(module: ModuleType) -> None:
-    scheduler = _seam(module, "Scheduler")
-    _seam(scheduler, "publish_load_snapshot")
-    _wrap(scheduler, "process_input_requests", _reporting)
+    scheduler = seam(module, "Scheduler")
+    wrap(scheduler, "process_input_requests", _reporting)
     if hasattr(scheduler, "flush_cache"):  # loads are worth reporting without it
         # On the class: a scheduler hands its bound method out while it is made, to what answers
         # /flush_cache and to weight updates.
-        _wrap(scheduler, "flush_cache", _counting_flush)
+        wrap(scheduler, "flush_cache", _counting_flush)
 
 
-def _reporting(original: Callable[..., Any]) -> Callable[..., Any]:
+def _reporting(original: Function) -> Function:
     def process_input_requests(self: Any, recv_reqs: Any) -> Any:
         try:
             return original(self, recv_reqs)
         finally:
-            seam = self.__dict__.get("_dp_sidecar", _MARK)
-            if seam is _MARK:
-                seam = self._dp_sidecar = _scheduler_seam(self)
-            if seam is not None:
-                seam.step(recv_reqs)
+            ours = self.__dict__.get("_dp_sidecar", _UNSET)
+            if ours is _UNSET:
+                ours = self._dp_sidecar = _scheduler_seam(self)
+            if ours is not None:
+                ours.step(recv_reqs)
 
     return process_input_requests
 
 
-def _counting_flush(original: Callable[..., Any]) -> Callable[..., Any]:
+def _counting_flush(original: Function) -> Function:
     def flush_cache(self: Any, *args: Any, **kwargs: Any) -> Any:
         emptied = original(self, *args, **kwargs)
-        seam = self.__dict__.get("_dp_sidecar")
-        if seam is not None:
-            seam.flushed(emptied)
+        ours = self.__dict__.get("_dp_sidecar")
+        if ours is not None:
+            ours.flushed(emptied)
         return emptied
 
     return flush_cache
@@ -208,12 +159,13 @@ def _counting_flush(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _scheduler_seam(scheduler: Any) -> Any:
     """The reporting side of a rank-zero scheduler; None in the other processes of its rank."""
-    if getattr(scheduler, "load_snapshot_writer", None) is None:
-        return None
     try:
-        from sglang_hook.scheduler_seam import SchedulerSeam
+        from sglang_hook.scheduler_seam import SchedulerSeam, is_rank_zero
 
-        return SchedulerSeam(scheduler, settings())
+        return SchedulerSeam(scheduler, settings()) if is_rank_zero(scheduler) else None
+    except SeamMissing as error:
+        logger.error("dp_sidecar: not attached, SGLang goes on without: %s", error)
+        return None
     except Exception:
         logger.exception("dp_sidecar: scheduler not attached, its load is not reported")
         return None

@@ -1,5 +1,6 @@
 """Reading SGLang's objects: what a request says, what a server is called."""
 
+import re
 import socket
 from typing import Any
 
@@ -9,9 +10,17 @@ from sidecar.wire import MAX_INSTANCE_CHARS
 
 CONTROLLER = "sglang.srt.managers.data_parallel_controller"
 
+NEWEST = (0, 5, 23)
+"""The newest release that was tested, see docs/compatibility.md."""
+
 # What SGLang's warm-up sends once for each rank, without a key: affinity would put all on one.
 WARM_UP_TEXT = "The capital city of France is"
 WARM_UP_IDS = [10, 11, 12]
+
+
+def numbers(version: str) -> tuple[int, ...]:
+    """(0, 5, 23) of 0.5.23, 0.5.23.post1 and 0.5.23rc1; () of what is no version."""
+    return tuple(int(part) for part in re.findall(r"\d+", version)[:3])
 
 
 def instance_name(settings: Settings, server_args: Any) -> str:

@@ -10,12 +10,14 @@ are seen when they are prefilled again.)
 """
 
 import logging
+from collections.abc import Callable
 from itertools import chain
 from typing import Any
 
 from sglang_hook.reading import instance_name, size
 from sglang_hook.reporter import Reporter, Sample, Tokens
 from sglang_hook.settings import Settings
+from sglang_hook.wrapping import seam
 
 logger = logging.getLogger("sglang_hook")
 
@@ -28,11 +30,11 @@ class SchedulerSeam:
 
     def __init__(self, scheduler: Any, settings: Settings) -> None:
         self.scheduler = scheduler
-        writer = scheduler.load_snapshot_writer
+        writer = getattr(scheduler, "load_snapshot_writer", None)
         self.reporter = Reporter(
             settings.reports,
             instance_name(settings, scheduler.server_args),
-            writer.dp_rank,
+            (getattr(scheduler, "dp_rank", 0) or 0) if writer is None else writer.dp_rank,
             settings.report_interval_ms / 1000,
             settings.heartbeat_ms / 1000,
             keys=settings.keys(),
@@ -44,7 +46,10 @@ class SchedulerSeam:
         mode = getattr(scheduler, "disaggregation_mode", None)
         self._own_sample = getattr(mode, "name", "NULL") == "NULL"
         self._snapshot = Sample()
-        self._listen(writer)
+        self._poll = _own_loads(scheduler) if writer is None else None
+        """Makes SGLang's figures where it writes no snapshots; asked when a report is due."""
+        if writer is not None:
+            self._listen(writer)
 
     def step(self, recv_reqs: Any) -> None:
         """After the scheduler took in `recv_reqs` (maybe none): count them, report if it is due."""
@@ -52,8 +57,11 @@ class SchedulerSeam:
             for req in recv_reqs or ():
                 self._count(req)
             self._see_prefill()
-            state = self._state() if self._own_sample else self._snapshot
+            ours = self._own_sample or self._poll is not None
+            state = self._state() if ours else self._snapshot
             if self.reporter.due(state):
+                if self._poll is not None:
+                    self._take(self._poll)
                 self.reporter.push(state, self._sample() if self._own_sample else self._snapshot)
         except Exception as error:
             if not self._failed:
@@ -153,29 +161,47 @@ class SchedulerSeam:
 
     def _listen(self, writer: Any) -> None:
         """Take the token figures from the snapshots that SGLang writes anyway."""
-        write = writer.write
+        write = seam(writer, "write")
 
         def listening(snapshot: Any) -> Any:
-            try:
-                # What was received by now is in these figures; what comes later is in flight to
-                # them, or a long prefill would hide it.
-                self._snapshot = self._sample_of(
-                    snapshot.num_running_reqs, snapshot.num_waiting_reqs
-                )
-                self.reporter.tokens = Tokens(
-                    self.reporter.received_tokens,
-                    max(0, int(snapshot.num_total_tokens)),
-                    max(0, int(snapshot.max_total_num_tokens)),
-                    max(0, int(snapshot.max_running_requests)),
-                    max(0, int(getattr(snapshot, "num_waiting_uncached_tokens", 0))),
-                )
-            except Exception as error:
-                if not self._failed:
-                    self._failed = True
-                    logger.error("dp_sidecar: no token figures in load reports", exc_info=error)
+            self._take(lambda: snapshot)
             return write(snapshot)
 
         writer.write = listening
+
+    def _take(self, make: Callable[[], Any]) -> None:
+        try:
+            snapshot = make()
+            # What was received by now is in these figures; what comes later is in flight to
+            # them, or a long prefill would hide it.
+            self._snapshot = self._sample_of(snapshot.num_running_reqs, snapshot.num_waiting_reqs)
+            self.reporter.tokens = Tokens(
+                self.reporter.received_tokens,
+                max(0, int(snapshot.num_total_tokens)),
+                max(0, int(snapshot.max_total_num_tokens)),
+                max(0, int(snapshot.max_running_requests)),
+                max(0, int(getattr(snapshot, "num_waiting_uncached_tokens", 0))),
+            )
+        except Exception as error:
+            if not self._failed:
+                self._failed = True
+                logger.error("dp_sidecar: no token figures in load reports", exc_info=error)
+
+
+def is_rank_zero(scheduler: Any) -> bool:
+    """Whether this process takes the requests of its rank, and so reports its load."""
+    if hasattr(scheduler, "load_snapshot_writer"):
+        return scheduler.load_snapshot_writer is not None
+    return getattr(scheduler, "recv_from_tokenizer", None) is not None  # 0.5.12
+
+
+def _own_loads(scheduler: Any) -> Callable[[], Any]:
+    """What 0.5.12 has in place of snapshots. Raises SeamMissing."""
+    get_loads = seam(scheduler, "get_loads")
+    from sglang.srt.managers.io_struct import GetLoadsReqInput
+
+    core = GetLoadsReqInput(include=["core"])
+    return lambda: get_loads(core)
 
 
 def _extends(batch: Any) -> bool:
@@ -189,6 +215,15 @@ def _rest(req: Any) -> int:
 
     After a retraction the answer so far is part of it.
     """
-    # 0.5.23; before, a range. Neither is set between a retraction and the next prefill.
-    end = req.extend_end if hasattr(req, "extend_end") else getattr(req.extend_range, "end", 0)
-    return max(0, int(req.seqlen) - (end or 0))
+    return max(0, int(req.seqlen) - (_end(req) or 0))
+
+
+def _end(req: Any) -> int | None:
+    """Where the chunk under way ends; nothing between a retraction and the next prefill."""
+    if hasattr(req, "extend_end"):  # 0.5.23
+        return req.extend_end  # type: ignore[no-any-return]
+    if hasattr(req, "extend_range"):  # 0.5.15
+        return getattr(req.extend_range, "end", 0)
+    if hasattr(req, "fill_len"):  # 0.5.13
+        return req.fill_len  # type: ignore[no-any-return]
+    return len(req.fill_ids)

@@ -55,9 +55,9 @@ class Catalog:
             raise ConfigError(f"policy.name: {name}: {self._broken[name][1]}")
         found = self._found.get(name)
         if found is None:
-            raise ConfigError(
-                f"policy.name: no policy {name!r}; there are {', '.join(self._found)}"
-            )
+            known = f"no policy {name!r}; there are {', '.join(self._found)}"
+            only = "; module:Class is imported only where the configuration names it"
+            raise ConfigError(f"policy.name: {known}{only if is_spec(name) else ''}")
         if found.origin == "built in":
             return build(found.policy, name, dict(params or {}))
         return _tried(found.policy, name, dict(params or {}))

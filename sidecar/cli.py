@@ -159,7 +159,15 @@ def _configured(
     again += [f"--config={arguments['config']}"] if arguments["config"] else []
     again += [f"{flag}={value}" for flag, value in flags.items()]
     _allow_files()
-    uvloop.run(_serve(settings, load, take_over=arguments["take_over"], successor=again))
+    uvloop.run(
+        _serve(
+            settings,
+            load,
+            take_over=arguments["take_over"],
+            successor=again,
+            file=arguments["config"],
+        )
+    )
     return 0
 
 

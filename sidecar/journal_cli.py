@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 VERBS = ("replay", "explain")
 DIFFER_EXIT = 1
+NOT_FOUND_EXIT = 1
 _NAME = re.compile(r"(\d{1,12}-)?\d{1,18}")
 _LOG = "a directory of a decision log (decision_log.directory), or files of one"
 
@@ -112,7 +113,7 @@ def _explain(
         if not arguments["key"].strip():
             raise ConfigError("--key: is empty; requests without a key have no session")
         told = history_of(reader, arguments["key"].encode(errors="surrogatepass"))
-        return 0, told, history(told)
+        return 0 if told["requests"] else NOT_FOUND_EXIT, told, history(told)
     name = arguments["at"] or ""
     if arguments["seq"] is None and not _NAME.fullmatch(name):
         raise ConfigError(f"--at: {name!r} is not NUMBER or START-NUMBER, as `--key` prints it")

@@ -11,13 +11,39 @@ from sidecar.errors import ConfigError
 MAX_BODY_BYTES = 64 << 10
 
 
-class Trial(Struct, frozen=True):
+class Compared(Struct, frozen=True):
+    """What a shadow would have done, beside what was done; both by the prefix index, since it
+    began, all instances together."""
+
+    requests: int
+    agreed: int
+    """Of those, requests that both sent to the same rank."""
+    prompt_tokens: int
+    expected_tokens: float
+    """Prompt tokens that the shadow would have found cached, as the index expects."""
+    expected_tokens_in_fact: float
+    """The same of what was done."""
+    spills: int
+    spills_in_fact: int
+
+    def __str__(self) -> str:
+        return (
+            f"same rank for {self.agreed:,} of {self.requests:,} requests; of "
+            f"{self.prompt_tokens:,} prompt tokens {self.expected_tokens:,.0f} would have been "
+            f"cached, in fact {self.expected_tokens_in_fact:,.0f} (expected, not measured); "
+            f"{self.spills:,} spills, in fact {self.spills_in_fact:,}"
+        )
+
+
+class Trial(Struct, frozen=True, omit_defaults=True):
     """A second policy: the shadow, or with a share the canary."""
 
     name: str
     params: dict[str, Any]
     share: float = 0.0
     """Of the affinity keys, 0 to 1."""
+    compared: Compared | None = None
+    """Of a shadow."""
 
 
 class PolicyState(Struct, frozen=True):
@@ -32,6 +58,10 @@ class PolicyState(Struct, frozen=True):
     """Names that `set_policy` takes."""
     canary: Trial | None = None
     shadow: Trial | None = None
+    config: str = ""
+    """The file that a reload reads; empty: none."""
+    note: str = ""
+    """What the last change had to say."""
 
 
 class Change(Struct, frozen=True):
@@ -46,6 +76,8 @@ class Change(Struct, frozen=True):
     params: dict[str, Any]
     share: float | None = None
     """Of a canary."""
+    note: str = ""
+    """What a shadow that ended had shown."""
 
 
 class Parameter(Struct, frozen=True):

@@ -1,6 +1,7 @@
 """`sglang-dp-sidecar policy`: show, list, set, reload, history, shadow and canary."""
 
 import argparse
+import os
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -10,9 +11,10 @@ import msgspec
 
 from sidecar import config
 from sidecar.control import Control, control_path
-from sidecar.errors import ConfigError
+from sidecar.errors import ConfigError, EndpointError
 from sidecar.orders import Change, Listed
 from sidecar.verbs import read_token
+from sidecar.wire import check_endpoint
 
 if TYPE_CHECKING:
     Verbs = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -84,6 +86,7 @@ def _act(control: Control, action: str, arguments: dict[str, Any], more: Sequenc
     if action == "show":
         return control.show()
     if action == "reload":
+        _check_file(control.show().config, arguments["config"])
         return control.reload()
     name = arguments["name"]
     given = [*arguments["params"], *more]
@@ -101,6 +104,15 @@ def _act(control: Control, action: str, arguments: dict[str, Any], more: Sequenc
     return control.set_canary(name, arguments["share"], params)
 
 
+def _check_file(reads: str, given: str | None) -> None:
+    """A reload reads the file that the sidecar was started with, whatever is named here."""
+    if given is not None and os.path.realpath(given) != os.path.realpath(reads or os.devnull):
+        raise ConfigError(
+            f"--config: the sidecar reads {reads or 'no file'}, not {given}; start it with "
+            f"--config {given}"
+        )
+
+
 def _control(settings: config.Config, arguments: dict[str, Any]) -> Control:
     if arguments["url"]:
         if not arguments["url"].startswith("http://"):
@@ -108,6 +120,10 @@ def _control(settings: config.Config, arguments: dict[str, Any]) -> Control:
         if not settings.admin.token_file:
             raise ConfigError("--url: needs --admin-token-file, the file that the sidecar has too")
         return Control(arguments["url"], token=read_token(settings.admin.token_file))
+    try:
+        check_endpoint(settings.serve.endpoint, allow_tcp=True)
+    except EndpointError as error:
+        raise ConfigError(f"serve.endpoint: {error}") from None
     path = control_path(settings.serve.endpoint, settings.serve.control)
     if not path:
         raise ConfigError(
@@ -177,4 +193,6 @@ def _history(changes: list[Change]) -> str:
         lines.append(
             f"{at}  version {change.version:<4} {change.what:<10} {change.policy} {params}{share}"
         )
+        if change.note:
+            lines.append(f"{'':21}{change.note}")
     return "\n".join(lines)

@@ -32,9 +32,9 @@ SWITCH_SECONDS = 0.0005
 class Server:
     """One sidecar process.
 
-    load: reads the configuration again, for SIGHUP; raises ConfigError. take_over: ask the sidecar
-    that serves the endpoint to let go of it; successor: command that starts another such process
-    with take_over, for SIGUSR2.
+    load: reads the configuration again, from `file`, for SIGHUP; raises ConfigError. take_over: ask
+    the sidecar that serves the endpoint to let go of it; successor: command that starts another
+    such process with take_over, for SIGUSR2.
     """
 
     def __init__(
@@ -44,10 +44,11 @@ class Server:
         *,
         take_over: bool = False,
         successor: Sequence[str] = (),
+        file: str | None = None,
     ) -> None:
         self.config = config
         self.complaints = Complaints(Health(), logs.RateLimit())
-        self.service = Service(config, load, self.complaints)
+        self.service = Service(config, load, self.complaints, file)
         limit, dispatcher = self.complaints.limit, self.service.dispatcher
         verbs = Verbs(self.service.steering, self.service.paths, self.service.reload, limit)
         self.admin = Admin(dispatcher, self.service.health, lambda: self.ready, verbs)

@@ -1,6 +1,7 @@
 """What the sidecar does, without the sockets that it does it over: decide, look on, be steered."""
 
 import asyncio
+import os
 import time
 from functools import partial
 from typing import Any
@@ -31,11 +32,13 @@ def _fixed(config: Config) -> tuple[object, ...]:
 class Service:
     """Dispatcher, policies and observers of one process.
 
-    load: reads the configuration again; raises ConfigError. Raises ConfigError if the configured
-    policies cannot be had.
+    load: reads the configuration again, from `file`; raises ConfigError. Raises ConfigError if the
+    configured policies cannot be had.
     """
 
-    def __init__(self, config: Config, load: Loader, complaints: Complaints) -> None:
+    def __init__(
+        self, config: Config, load: Loader, complaints: Complaints, file: str | None = None
+    ) -> None:
         self.config = config
         self._load = load
         self.complaints = complaints
@@ -46,6 +49,7 @@ class Service:
         prepared = prepare(catalog, config.policy)
         self.dispatcher = Dispatcher(prepared.policy, budget, time.time_ns(), complaints.policy)
         self.steering = Steering(self.dispatcher, catalog, self.health)
+        self.steering.config = os.path.abspath(file) if file else ""
         self.steering.start(prepared)
         self.dispatcher.on_discard = self._discard
         self.paths = Paths(KeyHash())

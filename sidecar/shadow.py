@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from sidecar import wire
 from sidecar.errors import PeerError
 from sidecar.hashing import key_hash, normalize_key
+from sidecar.orders import Compared
 from sidecar.policies import SPILLS, Choice, KvAffinity, Policy, Reason, make_policy
 from sidecar.policies.least_loaded import fewest_requests
 from sidecar.seat import Expected, Seat
@@ -128,6 +129,22 @@ class Shadow:
     def policy(self) -> Policy:
         """The policy that looks on."""
         return self.seat.policy
+
+    def compared(self) -> Compared:
+        """Both policies since the shadow began."""
+        all_of = list(self.comparisons.values())
+        mine = [one.roles["shadow"] for one in all_of]
+        real = [one.roles["active"] for one in all_of]
+        agreed = sum(one.agreed for one in all_of)
+        return Compared(
+            agreed + sum(one.disagreed for one in all_of),
+            agreed,
+            sum(role.prompt_tokens for role in mine),
+            sum(role.expected_tokens for role in mine),
+            sum(role.expected_tokens for role in real),
+            sum(role.spills for role in mine),
+            sum(role.spills for role in real),
+        )
 
     def close(self) -> None:
         """Let go of all that it remembers."""

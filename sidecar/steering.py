@@ -12,7 +12,7 @@ from sidecar.dispatcher import Dispatcher, wanted
 from sidecar.errors import ConfigError
 from sidecar.logs import logger
 from sidecar.metrics import Health
-from sidecar.orders import CanaryOrder, Change, Listed, PolicyOrder, PolicyState, Trial
+from sidecar.orders import CanaryOrder, Change, Compared, Listed, PolicyOrder, PolicyState, Trial
 from sidecar.policies import REGISTRY, Policy
 from sidecar.seat import Seat, alike
 
@@ -49,7 +49,9 @@ def _named(
     try:
         return make(name, params)
     except ConfigError as error:
-        raise ConfigError(f"{key}: {str(error).removeprefix('policy.name: ')}") from None
+        text = str(error).removeprefix("policy.name: ")
+        own = key == "policy.name" and text.startswith("policy.params")
+        raise ConfigError(text if own else f"{key}: {text}") from None
 
 
 def is_ours(name: str) -> bool:
@@ -63,8 +65,8 @@ def told(policy: Policy) -> dict[str, Any]:
     return params
 
 
-def _trial(seat: Seat, share: float = 0.0) -> Trial:
-    return Trial(seat.name, seat.params, share)
+def _trial(seat: Seat, share: float = 0.0, compared: Compared | None = None) -> Trial:
+    return Trial(seat.name, seat.params, share, compared)
 
 
 class Steering:
@@ -75,6 +77,8 @@ class Steering:
         self.catalog = catalog
         self.health = health
         self.history = health.changes
+        self.config = ""
+        """The file that a reload reads."""
         self.on_change: Callable[[str], None] = lambda what: None
         """Told what changed (`orders.Change.what`), once it has."""
 
@@ -94,7 +98,9 @@ class Steering:
             dispatcher.policy_version,
             self.catalog.names(),
             None if canary is None else _trial(canary.seat, canary.share),
-            None if shadow is None else _trial(shadow.seat),
+            None if shadow is None else _trial(shadow.seat, compared=shadow.compared()),
+            self.config,
+            self.history[-1].note if self.history else "",
         )
 
     def listing(self) -> list[Listed]:
@@ -158,8 +164,9 @@ class Steering:
         if order is None:
             if shadow is None:
                 raise ConfigError("policy.shadow: there is none to end")
+            note = str(shadow.compared())
             self.dispatcher.set_shadow(None)
-            self._changed("shadow_off", shadow.policy)
+            self._changed("shadow_off", shadow.policy, note=note)
             return
         self._check_free("policy.shadow")
         policy = policy or self.make("policy.shadow", order)
@@ -200,15 +207,20 @@ class Steering:
         return alike(policy, shadow.policy)
 
     def _changed(
-        self, what: str, policy: Policy, before: str = "", share: float | None = None
+        self,
+        what: str,
+        policy: Policy,
+        before: str = "",
+        share: float | None = None,
+        note: str = "",
     ) -> None:
         """One change: a line of history, a count, a log line."""
         version, params = self.dispatcher.policy_version, told(policy)
-        self.history.append(Change(version, time.time(), what, policy.name, params, share))
+        self.history.append(Change(version, time.time(), what, policy.name, params, share, note))
         self.health.policy_changes[what] += 1
         self.on_change(what)
         if what == "start":
             return  # the log line of the start tells it
-        of = "" if share is None else f" share {share:g}"
+        of = f": {note}" if note else "" if share is None else f" share {share:g}"
         line = "reloaded: policy" if what == "reload" else f"policy {what}:"
         logger.info("%s %s%s version %d %s%s", line, before, policy.name, version, params, of)

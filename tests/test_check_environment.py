@@ -39,8 +39,8 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("version", "level"),
     [
-        *(("0.5.16", "ok"), ("0.5.23", "ok"), ("0.5.23.post1", "ok"), ("0.5.23rc1", "ok")),
-        *(("0.5.15", "warning"), ("0.5.24", "warning"), ("1", "warning"), ("dev", "warning")),
+        *(("0.5.12.post1", "ok"), ("0.5.23", "ok"), ("0.5.23.post1", "ok"), ("0.5.23rc1", "ok")),
+        *(("0.5.11", "problem"), ("0.5.24", "warning"), ("1", "warning"), ("dev", "warning")),
     ],
 )
 def test_versions_of_sglang(version: str, level: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -133,7 +133,9 @@ def test_status_tells_the_roles() -> None:
     told = msgspec.json.decode(msgspec.json.encode(metrics.status(dispatcher, Health(), 1e9)))
     assert (told["canary"]["policy"], told["canary"]["share"]) == ("prefix_affinity", 0.25)
     assert told["canary"]["params"]["min_load_gap"] == 4
+    compared = told["shadow"].pop("compared")
     assert told["shadow"] == {"policy": "round_robin", "params": {}}
+    assert compared["requests"] == 1 and compared["prompt_tokens"] == 2048
     assert told["uptime_seconds"] > 0
     assert told["pid"] > 0
     (instance,) = told["instances"]

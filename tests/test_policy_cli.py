@@ -119,7 +119,9 @@ def test_shadow_and_canary(command: Command) -> None:
     assert canary == {"name": "round_robin", "params": {}, "share": 0.05}
     assert "already" in command("shadow", "round_robin", code=2)
     assert "already" in command("canary", "round_robin", "--share=0.1", code=2)
-    assert json.loads(command("shadow", "off"))["shadow"] is None
+    ended = json.loads(command("shadow", "off"))
+    assert ended["shadow"] is None and "same rank for " in ended["note"]
+    assert "same rank for " in command("history")
     assert json.loads(command("canary", "off"))["canary"] is None
     assert "none to end" in command("shadow", "off", code=2)
     assert "none to end" in command("canary", "off", code=2)
@@ -138,8 +140,14 @@ def test_shadow_and_canary(command: Command) -> None:
         (["set", "off"], ["off", "kv_affinity"]),
         (["set", "kv_affinity", "--move_tokens"], ["--move_tokens", "PARAM=VALUE"]),
         (["set", "kv_affinity", "--move_tokens", "-5"], ["move_tokens", "0"]),
+        (["set", "kv_affinity", "move_token=1"], ["move_token", "it has move_tokens, move_ratio"]),
+        (["set", "round_robin", "x=1"], ["x", "it has no parameters"]),
+        (
+            ["reload", "--config", "deploy/config/sidecar.toml"],
+            ["reads /", "sidecar.toml, not deploy/config/sidecar.toml", "start it"],
+        ),
         (["set", "kv_affinity", "--move_tokens", "5", "move_tokens=6"], ["twice"]),
-        (["set", "os:system"], ["no policy", "os:system"]),
+        (["set", "os:system"], ["no policy", "os:system", "only where the configuration"]),
     ],
     ids=" ".join,
 )
@@ -225,3 +233,8 @@ def test_parameters() -> None:
     for bad in (["a"], ["=1"], ["--"], ["--a"], ["a=1", "--a", "2"], ["-a", "1"], ["--=1"]):
         with pytest.raises(ConfigError, match="policy set: "):
             parameters("set", bad)
+
+
+def test_an_endpoint_without_its_kind(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["policy", "show", "--endpoint=/run/query.sock"]) == 2
+    assert "begins with ipc://" in capsys.readouterr().err

@@ -15,13 +15,13 @@ from sglang.srt.managers.io_struct import (
     FlushCacheReqOutput,
     GetInternalStateReq,
     GetInternalStateReqOutput,
-    ShutdownReq,
     TokenizedEmbeddingReqInput,
     TokenizedGenerateReqInput,
 )
 from sglang.srt.managers.schedule_batch import FINISH_ABORT
 
 from bench.simulated.batch import SimulatedRequest
+from bench.simulated.compat import ShutdownReq
 from bench.simulated.output import build_message
 
 if TYPE_CHECKING:

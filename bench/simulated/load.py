@@ -1,11 +1,10 @@
 """Where a rank stands and the load it reports, across SGLang versions."""
 
 import inspect
-import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from sglang.srt.managers.load_snapshot import LoadSnapshot, create_load_snapshot_writer
+from bench.simulated.compat import create_load_snapshot_writer, make_loads
 
 if TYPE_CHECKING:
     from bench.simulated.scheduler import SimulatedScheduler
@@ -43,7 +42,7 @@ def find_placement(server_args: Any, ranks: Sequence[int | None]) -> Placement:
 
 
 def open_writer(server_args: Any, port_args: Any, place: Placement) -> Any:
-    if not place.is_rank_zero:
+    if not place.is_rank_zero or create_load_snapshot_writer is None:
         return None
     takes_server_args = "server_args" in inspect.signature(create_load_snapshot_writer).parameters
     arguments = (server_args, port_args) if takes_server_args else (port_args,)
@@ -61,7 +60,7 @@ class LoadInquirer:
     def __init__(self, scheduler: "SimulatedScheduler") -> None:
         self._scheduler = scheduler
 
-    def get_loads(self) -> LoadSnapshot:
+    def get_loads(self) -> Any:
         scheduler = self._scheduler
         rank, settings, batch = scheduler.rank, scheduler.settings, scheduler.last_batch
         # A snapshot is taken before the results of a step are processed, and a decode step has
@@ -69,8 +68,7 @@ class LoadInquirer:
         decoded = batch is not None and not batch.forward_mode.is_extend()
         load = rank.load(int(decoded))
         used = load.tokens - rank.waiting_tokens
-        return LoadSnapshot(
-            timestamp=time.time(),
+        return make_loads(
             dp_rank=scheduler.placement.dp_rank,
             num_running_reqs=load.running,
             num_waiting_reqs=load.waiting,

@@ -1,39 +1,40 @@
 """Messages from a rank to the real detokenizer and TokenizerManager."""
 
+from collections.abc import Hashable
 from functools import cache
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
-import msgspec
 from sglang.srt.managers.io_struct import BatchEmbeddingOutput, BatchTokenIDOutput
 
 from bench.simulated.batch import SimulatedRequest
+from bench.simulated.compat import ARRAYS, fields_of
 
-Message = TypeVar("Message", bound=msgspec.Struct)
+Message = TypeVar("Message")
 
 # Nothing computes them, but requests that ask for them must not break the TokenizerManager.
 _LOGPROBS = [
-    each.name
-    for each in msgspec.structs.fields(BatchTokenIDOutput)
-    if each.name.endswith(("logprobs_val", "logprobs_idx"))
+    name
+    for name in sorted(fields_of(BatchTokenIDOutput)[1])
+    if name.endswith(("logprobs_val", "logprobs_idx"))
 ]
 
 
 def build_message(kind: type[Message], **values: Any) -> Message:
     """A message of any SGLang version: what it does not know is dropped, what is missing None."""
-    unset, known = _fields(kind)
+    unset, known = _fields(cast(Hashable, kind))
     return kind(**unset | {name: value for name, value in values.items() if name in known})
 
 
 @cache
-def _fields(kind: type[msgspec.Struct]) -> tuple[dict[str, None], set[str]]:
-    """What must be given, and all there is. msgspec takes a millisecond to tell."""
-    fields = msgspec.structs.fields(kind)
-    return {each.name: None for each in fields if each.required}, {each.name for each in fields}
+def _fields(kind: Hashable) -> tuple[dict[str, None], set[str]]:
+    return fields_of(kind)  # takes a millisecond
 
 
 def token_output(reqs: list[SimulatedRequest], dp_rank: int) -> BatchTokenIDOutput:
     """The tokens since the last output of each request."""
-    new_ids = [req.output_ids[req.sent_tokens :] for req in reqs]
+    new_ids: list[Any] = [req.output_ids[req.sent_tokens :] for req in reqs]
+    if not ARRAYS:
+        new_ids = [[*ids] for ids in new_ids]
     for req in reqs:
         req.sent_tokens = len(req.output_ids)
     params = [req.sampling_params for req in reqs]

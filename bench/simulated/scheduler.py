@@ -11,21 +11,21 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import zmq
-from sglang.srt.managers.io_struct import (
-    HealthCheckOutput,
-    RpcReqInput,
-    ShutdownReq,
-    sock_recv,
-    sock_send,
-)
-from sglang.srt.managers.scheduler_components.ipc_channels import SchedulerIpcChannels
-from sglang.srt.managers.utils import is_health_check_generate_req
+from sglang.srt.managers.io_struct import HealthCheckOutput, RpcReqInput
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
 
 from bench.model.rank import Rank
 from bench.model.steps import StepTimes, Work
 from bench.simulated import control
 from bench.simulated.batch import SimulatedBatch, SimulatedRequest
+from bench.simulated.compat import (
+    ShutdownReq,
+    create_load_snapshot_writer,
+    is_health_check_generate_req,
+    open_channels,
+    sock_recv,
+    sock_send,
+)
 from bench.simulated.engine_metrics import EngineMetrics
 from bench.simulated.load import LoadInquirer, find_placement, open_writer
 from bench.simulated.model import CONTEXT_TOKENS
@@ -43,7 +43,10 @@ class SimulatedScheduler:
         self.port_args = port_args
         self.settings = read_settings()
         self.placement = find_placement(server_args, ranks)
-        self.load_snapshot_writer = open_writer(server_args, port_args, self.placement)
+        self.dp_rank = self.placement.dp_rank
+        writer = open_writer(server_args, port_args, self.placement)
+        if create_load_snapshot_writer is not None:
+            self.load_snapshot_writer = writer
         self.load_inquirer = LoadInquirer(self)
         self.engine_metrics = EngineMetrics(server_args)
         self.rank = Rank(self.settings.rank_spec())
@@ -67,13 +70,10 @@ class SimulatedScheduler:
         return Member(self.settings.barrier, self.placement.dp_rank, self.placement.dp_ranks)
 
     def _init_ipc_channels(self) -> None:
-        self.ipc_channels = SchedulerIpcChannels.create(
-            port_args=self.port_args,
-            is_rank_zero=self.placement.is_rank_zero,
-            skip_tokenizer_init=self.server_args.skip_tokenizer_init,
-            metrics_enabled=False,
-            enable_scripted_runtime=False,
+        self.ipc_channels = open_channels(
+            self.server_args, self.port_args, self.placement.is_rank_zero
         )
+        self.recv_from_tokenizer = self.ipc_channels.recv_from_tokenizer
         channels = (self.ipc_channels.recv_from_tokenizer, self.ipc_channels.recv_from_rpc)
         self._sockets = [socket for socket in channels if socket is not None]
         self._poller = zmq.Poller()
@@ -85,7 +85,8 @@ class SimulatedScheduler:
         """What `run_scheduler_process` touches after the loop."""
         self.gracefully_exit = False
         self.async_d2h_worker = None
-        self.metrics_reporter = SimpleNamespace(_shutdown_fpm=lambda: None)
+        self._shutdown_fpm = lambda: None
+        self.metrics_reporter = SimpleNamespace(_shutdown_fpm=self._shutdown_fpm)
 
     def release_host_resources(self) -> None:
         """Nothing is pinned here."""
@@ -228,8 +229,12 @@ class SimulatedScheduler:
             self.ipc_channels.send_to_tokenizer.send_output(HealthCheckOutput(http_worker_ipc=ipc))
         self.return_health_check_ipcs.clear()
 
+    def get_loads(self, _request: Any = None) -> Any:
+        """What 0.5.12 has in place of snapshots."""
+        return self.load_inquirer.get_loads()
+
     def publish_load_snapshot(self, force: bool = False) -> Any:
-        writer = self.load_snapshot_writer
+        writer = getattr(self, "load_snapshot_writer", None)
         if writer is None:
             return None
         writer.publish_counter += 1

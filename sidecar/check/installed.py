@@ -11,8 +11,8 @@ from sidecar.check.finding import Finding, note, ok, problem, warning
 DISTRIBUTION = "sglang-dp-sidecar"
 PLUGINS = "sglang.srt.plugins"
 PLUGIN, TARGET = "dp_sidecar", "sglang_hook.plugin:register"
-# Both ends are tested, see README.md.
-OLDEST, NEWEST = (0, 5, 16), (0, 5, 23)
+# All are tested, see docs/compatibility.md.
+OLDEST, NEWEST = (0, 5, 12), (0, 5, 23)
 PACKAGES = ("sidecar", "sglang_hook")
 REINSTALL = "pip install --force-reinstall sglang-dp-sidecar, in the environment of SGLang"
 
@@ -70,6 +70,11 @@ def _sglang() -> Iterator[Finding]:
     numbers = tuple(int(part) for part in re.findall(r"\d+", version)[:3])
     if OLDEST <= numbers <= NEWEST:
         yield ok(f"SGLang {version}")
+    elif (0, 0, 1) <= numbers < OLDEST and len(numbers) == 3:
+        yield problem(
+            f"SGLang {version} loads no plugins: the hook would never run",
+            f"use {_text(OLDEST)} or newer",
+        )
     else:
         yield warning(
             f"SGLang {version}: not one of {_text(OLDEST)} to {_text(NEWEST)}",

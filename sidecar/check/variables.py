@@ -62,11 +62,26 @@ def _imports(told: dict[str, Any]) -> Iterator[Finding]:
         if where == root / package / "__init__.py":
             yield ok(f"import {package}: {where.parent}")
             continue
+        if _same(where.parent, root / package):
+            yield ok(f"import {package}: {where.parent}, the same as the one installed")
+            continue
         yield problem(
             f"import {package} gives {where}, not {root / package}",
             "start SGLang in another directory, or take that one out of PYTHONPATH; "
             "PYTHONSAFEPATH=1 keeps the working directory out",
         )
+
+
+def _same(one: Path, other: Path) -> bool:
+    """Whether two packages hold the same code: a checkout, and what was installed from it."""
+
+    def code(root: Path) -> dict[str, bytes]:
+        return {str(file.relative_to(root)): file.read_bytes() for file in root.rglob("*.py")}
+
+    try:
+        return code(one) == code(other)
+    except OSError:
+        return False
 
 
 def _endpoint(endpoint: str) -> Iterator[Finding]:

@@ -46,7 +46,9 @@ def _process_status(dispatcher: Dispatcher, health: Health, now: float) -> dict[
         "policy_version": dispatcher.policy_version,
         "policy_params": dispatcher.active.params,
         "canary": None if canary is None else {**_second(canary.seat), "share": canary.share},
-        "shadow": None if shadow is None else _second(shadow.seat),
+        "shadow": None
+        if shadow is None
+        else {**_second(shadow.seat), "compared": shadow.compared()},
         "changes": list(health.changes)[-SHOWN_CHANGES:],
         "last_reload_ok": health.last_reload_ok,
         "stale_seconds": dispatcher.budget.stale_seconds,

@@ -105,7 +105,18 @@ function trial(role) {
   if (!role) return "none";
   const part = typeof role.share === "number" ? `, ${percent(role.share)} of the keys` : "";
   const params = parameters(role.params);
-  return `${text(role.policy)}${part}${params ? `: ${params}` : ""}`;
+  return `${text(role.policy)}${part}${params ? `: ${params}` : ""}${compared(role.compared)}`;
+}
+
+/** What a shadow would have done, beside what was done. */
+function compared(found) {
+  if (!found?.requests) return "";
+  const share = (tokens) => percent(found.prompt_tokens ? tokens / found.prompt_tokens : 0);
+  return (
+    `; same rank for ${percent(found.agreed / found.requests)} of ${found.requests} requests, ` +
+    `would expect ${share(found.expected_tokens)} of the prompt tokens cached, ` +
+    `in fact ${share(found.expected_tokens_in_fact)}`
+  );
 }
 
 /** One line about the process. */

@@ -64,5 +64,14 @@ def build(policy: type[Policy], name: str, params: dict[str, Any] | None = None)
     try:
         checked = msgspec.convert(params or {}, policy.Params)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"policy.params of {name}: {error}") from None
+        raise ConfigError(f"policy.params of {name}: {_explained(error, policy)}") from None
     return policy(checked)
+
+
+def _explained(error: msgspec.ValidationError, policy: type[Policy]) -> str:
+    """What is wrong with a parameter, by its name."""
+    text = str(error).replace("`$.", "`")
+    if "unknown field" not in text:
+        return text
+    names = ", ".join(policy.Params.__struct_fields__)
+    return f"{text}; {f'it has {names}' if names else 'it has no parameters'}"

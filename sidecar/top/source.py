@@ -142,6 +142,11 @@ def name_and_share(role: Mapping[str, Any] | None) -> str:
     if role is None:
         return ""
     name, share = str(role.get("policy", "?")), role.get("share")
+    found = role.get("compared")
+    if isinstance(found, dict):
+        agreed, requests = found.get("agreed"), found.get("requests")
+        if isinstance(agreed, int) and isinstance(requests, int) and 0 <= agreed <= requests > 0:
+            return f"{name} agrees {100 * agreed / requests:.3g}%"
     if isinstance(share, int | float) and 0 <= share <= 1:
         return f"{name} {100 * share:.3g}%"
     return name

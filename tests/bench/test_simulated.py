@@ -92,8 +92,7 @@ def make(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Sched
             monkeypatch.setenv(f"SIMULATED_{name}", str(value))
         monkeypatch.setattr(module, "find_placement", lambda *_: Placement(3, 4, True))
         monkeypatch.setattr(module, "open_writer", lambda *_: Writer())
-        create = SimpleNamespace(create=lambda **_: Channels())
-        monkeypatch.setattr(module, "SchedulerIpcChannels", create)
+        monkeypatch.setattr(module, "open_channels", lambda *_: Channels())
         return Scheduler(SimpleNamespace(skip_tokenizer_init=False), None)
 
     return scheduler

@@ -11,7 +11,7 @@ from sglang.srt.managers.io_struct import (
 from sglang_hook.settings import Settings
 from sidecar import hashing, wire
 
-from .conftest import RANKS, embedding, generate
+from .conftest import ELASTIC, RANKS, embedding, generate
 
 
 def test_the_request_goes_where_the_sidecar_says(harness):
@@ -100,7 +100,7 @@ def test_an_explicit_rank_that_is_not_live_fails_as_without_us(make_harness):
     stock = make_harness()
     stock.controller.dispatching = stock.controller.round_robin_scheduler
     for one in (harness, stock):
-        with pytest.raises(ValueError, match="99"):
+        with pytest.raises(ValueError if ELASTIC else IndexError):
             one.dispatch(generate("p", routed_dp_rank=99))
 
 
@@ -147,7 +147,10 @@ def test_sessions_stay_on_one_rank_whatever_the_sidecar_says(harness):
 @pytest.mark.parametrize("bad", [99, -1, 3, 2**70, True])
 def test_a_rank_that_is_not_live_is_decided_locally(harness, bad):
     harness.controller.status[3] = False
-    harness.controller.workers[1] = None
+    if ELASTIC:
+        harness.controller.workers[1] = None
+    else:
+        harness.controller.status[1] = False
     harness.answer = harness.all_to(bad)
     for i in range(40):
         harness.dispatch(generate(f"r{i}", f"k{i}"))
@@ -212,6 +215,7 @@ def test_an_error_of_ours_is_contained_and_counted(harness, caplog):
     assert sum(record.levelname == "ERROR" for record in caplog.records) == 1
 
 
+@pytest.mark.skipif(not ELASTIC, reason="SGLang waits for a rank for ever, on its own")
 def test_no_live_rank_is_sglangs_own_error(harness):
     harness.controller._active_workers = []
     with pytest.raises(RuntimeError, match="No active DP workers"):
@@ -259,9 +263,13 @@ def test_attaching_twice_wraps_once(harness):
 
     from sglang_hook import patches
 
-    before = module.sock_send, module.DataParallelController.dispatch_batch_generate
+    def seams():
+        controller = module.DataParallelController
+        return getattr(module, "sock_send", None), controller.dispatch_batch_generate
+
+    before = seams()
     patches._attach_controller(module)
-    assert (module.sock_send, module.DataParallelController.dispatch_batch_generate) == before
+    assert seams() == before
 
 
 def test_a_reply_for_another_number_of_requests_is_refused(harness):

@@ -13,15 +13,15 @@ pytest.importorskip("sglang")
 from sglang.srt.managers import scheduler as module
 from sglang.srt.managers.io_struct import FlushCacheReqInput
 from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
-from sglang.srt.managers.scheduler_components.flush_wrapper import SchedulerFlushWrapper
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
 from sglang.srt.sampling.sampling_params import SamplingParams
 
 from sglang_hook import patches
 from sglang_hook.scheduler_seam import _rest
+from sglang_hook.wrapping import MARK
 from sidecar.wire import LoadReport
 
-from .test_seams import make_scheduler, make_seam
+from .test_seams import make_scheduler, make_seam, snapshots
 
 
 def request(prompt: int = 100, cached: int = 0, **more: Any) -> Any:
@@ -103,6 +103,7 @@ def test_progress_of_a_prefill_makes_a_report_due() -> None:
     assert [report.prefilling_tokens for report in rank.push.reports] == [900, 800]
 
 
+@snapshots
 def test_disaggregated_schedulers_report_figures_of_their_snapshot() -> None:
     from sglang.srt.managers.load_snapshot import LoadSnapshot
 
@@ -159,28 +160,39 @@ def real() -> Iterator[Any]:
     scheduler.__dict__.update(make_scheduler()[0].__dict__, _engine_paused=False)
     for name in (
         *("tree_cache", "req_to_token_pool", "token_to_kv_pool_allocator", "grammar_manager"),
-        *("metrics_reporter", "draft_worker"),
+        *("metrics_reporter", "draft_worker", "device_module"),
     ):
         setattr(scheduler, name, MagicMock())
     return scheduler
 
 
+def flush_handler(scheduler: Any, bound: Any) -> Any:
+    """What answers /flush_cache."""
+    if hasattr(scheduler, "flush_cache_wrapped"):  # 0.5.12
+        scheduler._pending_flush = None
+        return scheduler.flush_cache_wrapped
+    from sglang.srt.managers.scheduler_components.flush_wrapper import SchedulerFlushWrapper
+
+    names = inspect.signature(SchedulerFlushWrapper).parameters  # they differ with the release
+    wrapper = SchedulerFlushWrapper(**dict.fromkeys(names, MagicMock()) | {"flush_cache": bound})
+    return wrapper.handle
+
+
 def test_flushes_count_when_they_succeed_whoever_asks(real: Any) -> None:
     # Bound before the first step makes the seam, as SGLang does in Scheduler.__init__.
     bound = real.flush_cache
-    names = inspect.signature(SchedulerFlushWrapper).parameters  # they differ with the release
-    wrapper = SchedulerFlushWrapper(**dict.fromkeys(names, MagicMock()) | {"flush_cache": bound})
+    handle = flush_handler(real, bound)
     real.is_fully_idle = lambda **_: True
     assert bound(empty_cache=False) is True, "before there is a seam: nothing is cached"
     seam, push, _ = make_seam(real)
     real._dp_sidecar = seam
     seam.step([])
     real.is_fully_idle = lambda **_: False
-    assert wrapper.handle(FlushCacheReqInput()).success is False
+    assert handle(FlushCacheReqInput()).success is False
     seam.step([])
     assert [report.flushes for report in push.reports] == [0]
     real.is_fully_idle = lambda **_: True
-    assert wrapper.handle(FlushCacheReqInput()).success is True
+    assert handle(FlushCacheReqInput()).success is True
     seam.step([])
     assert [report.flushes for report in push.reports] == [0, 1], "at once"
     assert bound(empty_cache=False) is True, "so a weight update does"
@@ -194,7 +206,7 @@ def test_a_scheduler_without_flush_cache_still_reports() -> None:
         publish_load_snapshot = process_input_requests = lambda self, *_: None
 
     patches._attach_scheduler(SimpleNamespace(Scheduler=Bare))  # type: ignore[arg-type]
-    assert hasattr(Bare.process_input_requests, patches._MARK)
+    assert hasattr(Bare.process_input_requests, MARK)
 
 
 def test_what_is_read_of_a_request_is_there() -> None:
@@ -203,8 +215,12 @@ def test_what_is_read_of_a_request_is_there() -> None:
     assert _rest(req) == 100
     if hasattr(req, "extend_end"):
         req.extend_end = 30
-    else:
+    elif hasattr(req, "set_extend_range"):
         req.set_extend_range(0, 30)
+    elif hasattr(req, "fill_len"):
+        req.fill_len = 30
+    else:
+        req.fill_ids = list(req.origin_input_ids)[:30]
     assert _rest(req) == 70
     rank = Rank()
     batch = ScheduleBatch(reqs=[req], forward_mode=ForwardMode.EXTEND)

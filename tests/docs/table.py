@@ -22,6 +22,8 @@ RUN = {
     "curl --unix-socket /run/sglang-dp-sidecar/query.sock.control http://sidecar/policy": '"name":',
     "curl --unix-socket /run/sglang-dp-sidecar/query.sock.control http://sidecar/policy"
     """ -d '{"name": "round_robin", "params": {}}'""": '"name":"round_robin"',
+    "curl --unix-socket /run/sglang-dp-sidecar/query.sock.control http://sidecar/path"
+    """ -d '{"key": "KEY"}'""": r"\[",
     "sglang-dp-sidecar policy show --url http://HOST:9477"
     " --admin-token-file /etc/sglang-dp-sidecar/token": '"name": "(round_robin|kv_affinity)"',
     "sglang-dp-sidecar policy set total_requests": '"name": "total_requests"',
@@ -81,7 +83,7 @@ NEWCOMER = (
     " -- --dp-size 4 --port 30000 --log-level info",
     "curl -s localhost:30000/v1/chat/completions -H 'content-type: application/json'"
     """ -H 'x-smg-routing-key: me' -d '{"model": "simulated", "messages": [{"role": "user","""
-    """ "content": "hello"}], "max_tokens": 8}'""",
+    """ "content": "'"$(seq -s ' ' 500)"'"}], "max_tokens": 8}'""",
     "curl -s localhost:9477/paths",
     ".venv/bin/sglang-dp-sidecar top",
 )
@@ -90,6 +92,7 @@ NEWCOMER = (
 BY_MAKE = (
     "make demo",
     "make demo JSON=result.json",
+    "make venv",
     "make test",
     "make bench",
     "make bench TARGET=http://localhost:30000",

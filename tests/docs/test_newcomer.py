@@ -32,6 +32,8 @@ def test_from_the_readme_to_a_routed_request() -> None:
             for _ in range(3):
                 answered = box.run(ask)
                 assert json.loads(answered.stdout)["usage"]["completion_tokens"] == 8, answered
+            details = json.loads(answered.stdout)["usage"]["prompt_tokens_details"]
+            assert details["cached_tokens"] > 0, "the page says so"
             [session] = json.loads(box.run(where).stdout)
             [step] = session["steps"]
             assert (step["reason"], step["requests"]) == ("placed", 3)
