@@ -15,12 +15,13 @@ def test_plugin_loads(live):
 
 
 def test_dispatch(live):
+    bypassed = live.status()["bypassed"]
     assert live.rank_of(live.chat("one", "hello")) == home("one")
     before = set(live.ranks())
     assert live.generate(text=["a b", "c d", "e f"], routing_key="batch").status_code == 200
     assert {rank for rid, rank in live.ranks().items() if rid not in before} == {home("batch")}
     assert live.rank_of(live.chat("pinned", "hello", routed_dp_rank=RANKS - 1)) == RANKS - 1
-    assert not live.status()["bypassed"]
+    assert live.status()["bypassed"] == bypassed  # the server may have been through other tests
 
 
 def test_reports(live):
