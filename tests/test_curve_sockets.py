@@ -64,7 +64,7 @@ def test_queries_on_ipc_and_reports_of_other_nodes_on_tcp(keys: Path) -> None:
                 with reporting(reports, None, rank=0) as stranger:
                     unheard = lambda: not stranger.push(1, Sample(running=1))  # noqa: E731
                     kept_out = {"socket": "report", "cause": "protocol"}
-                    wait_for(lambda: unheard() and failures(sidecar, **kept_out))
+                    wait_for(lambda: unheard() and failures(sidecar, **kept_out), 60)
                 assert sidecar.metric("running_requests", dp_rank="0") is None
 
 

@@ -245,14 +245,15 @@ def test_two_at_a_time(endpoint: str) -> None:
     ):
         assert old.wait() == 0
         assert answered(endpoint)
-        wait_for(lambda: one.lines("ready:") or one.process.poll() is not None)
-        wait_for(lambda: two.lines("ready:") or two.process.poll() is not None)
+        # Who comes second waits for the lock as long as a hand-over may take.
+        for new in (one, two):
+            wait_for(lambda new=new: new.lines("ready:") or new.process.poll() is not None, 60)
         codes = [one.process.poll(), two.process.poll()]
         if None in codes and codes != [None, None]:
             codes.remove(None)
             assert codes[0] in (0, HELD)
         else:  # the first of them is handing over right now
-            wait_for(lambda: 0 in (one.process.poll(), two.process.poll()))
+            wait_for(lambda: 0 in (one.process.poll(), two.process.poll()), 60)
 
 
 def test_a_sidecar_that_knows_no_hand_over(
