@@ -56,6 +56,7 @@ bench-cost: venv
 	$(PYTHON_IN) -m bench.scrape
 	$(PYTHON_IN) -m bench.footprint
 	$(PYTHON_IN) -m bench.outage
+	$(PYTHON_IN) -m bench.recovery
 	$(PYTHON_IN) -m bench.restart
 	$(PYTHON_IN) -m bench.degraded
 

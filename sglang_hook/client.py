@@ -23,7 +23,9 @@ SEND_QUEUE = 64
 # as before, up to LONGEST_HOLD_OFF seconds: a deadline spent in five seconds is 0.1%.
 RECOVERED_AFTER = 10
 LONGEST_HOLD_OFF = 5.0
-_NOBLOCK = int(zmq.NOBLOCK)  # pyzmq's enumeration costs a microsecond at each use
+# pyzmq's enumerations cost a microsecond at each use.
+_NOBLOCK, _EVENTS = int(zmq.NOBLOCK), int(zmq.EVENTS)
+_POLLIN, _POLLOUT = int(zmq.POLLIN), int(zmq.POLLOUT)
 
 
 class SidecarClient:
@@ -158,9 +160,12 @@ class SidecarClient:
         """Look for a sign of life without waiting; probe if it is time to. Closes the breaker."""
         try:
             socket = self._peer.socket()
-            if int(socket.get(zmq.EVENTS)) & zmq.POLLIN and self._listen(socket):
+            events = int(socket.get(_EVENTS))
+            if events & _POLLIN and self._listen(socket):
                 return True
-            if self.clock() >= self._next_probe:
+            # Somebody is there now who was not: that is not to be found out an interval later.
+            found = events & _POLLOUT and self._silence != "breaker_open"
+            if found or self.clock() >= self._next_probe:
                 self._next_probe = self.clock() + self.probe_interval
                 socket.send(self.probe(), zmq.NOBLOCK)
                 self._peer.may_break = True

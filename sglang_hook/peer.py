@@ -16,6 +16,11 @@ REMAKE_SECONDS = 2.0
 # Over TCP, milliseconds. A node that is gone says nothing: the connection to it is given up after
 # PING + PONG, and each attempt at a new one after these; the kernel's own bounds are minutes.
 PING_MS, PONG_MS, CONNECT_MS, HANDSHAKE_MS = 1_000, 3_000, 1_000, 2_000
+# Milliseconds between attempts to connect, the second and all later ones. Over a Unix socket an
+# attempt costs microseconds, and how fast a restarted sidecar is found is how fast it decides again
+# (sidecar/pump.py waits for it); over TCP it is a packet on the network.
+RECONNECT_MS, RECONNECT_IPC_MS, RECONNECT_TCP_MS = 20, 40, 200
+_EVENTS, _POLLOUT = int(zmq.EVENTS), int(zmq.POLLOUT)
 
 
 class Peer:
@@ -62,8 +67,8 @@ class Peer:
         # IMMEDIATE: with nobody connected a send fails at once instead of queueing.
         made.setsockopt(zmq.IMMEDIATE, 1)
         made.setsockopt(zmq.LINGER, 0)
-        made.setsockopt(zmq.RECONNECT_IVL, 20)
-        made.setsockopt(zmq.RECONNECT_IVL_MAX, 200)
+        made.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
+        made.setsockopt(zmq.RECONNECT_IVL_MAX, self._slowest_ms())
         made.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
         for option, value in self.options.items():
             made.setsockopt(option, value)
@@ -72,6 +77,16 @@ class Peer:
         made.connect(self.endpoint)
         self._socket = made
         return made
+
+    def _slowest_ms(self) -> int:
+        return RECONNECT_TCP_MS if self.endpoint.startswith("tcp://") else RECONNECT_IPC_MS
+
+    def reachable(self) -> bool:
+        """Whether a send would succeed now: somebody is connected, and takes what comes.
+
+        Raises zmq.ZMQError.
+        """
+        return bool(int(self.socket().get(_EVENTS)) & _POLLOUT)
 
     def _prepare_tcp(self, made: "zmq.Socket[bytes]") -> None:
         for option, value in (

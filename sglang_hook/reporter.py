@@ -102,7 +102,18 @@ class Reporter:
         elapsed = self.clock() - self._sent_at
         if elapsed < self.interval:
             return False
-        return elapsed >= self.heartbeat or (state, self.received) != self._sent_state
+        return (
+            elapsed >= self.heartbeat
+            or (state, self.received) != self._sent_state
+            or self._unheard()
+        )
+
+    def _unheard(self) -> bool:
+        """Whether nobody takes reports now: who comes next has heard none, so one is due."""
+        try:
+            return not self._peer.reachable()
+        except zmq.ZMQError:
+            return True  # the push that follows deals with it
 
     def push(self, state: object, sample: Sample) -> bool:
         """Send a report; False if nobody takes it, and the next `due` tries again."""

@@ -10,9 +10,10 @@ from aiohttp import web
 from sidecar import metrics
 from sidecar.dispatcher import Dispatcher
 from sidecar.errors import ConfigError, EndpointError
-from sidecar.guests import Runner, called_by
+from sidecar.guests import Runner, called_by, same_user
 from sidecar.listener import Listener
 from sidecar.logs import RateLimit
+from sidecar.metrics.runtime import runtime_exposition
 from sidecar.orders import MAX_BODY_BYTES
 from sidecar.takeover import Handover, peer_of
 from sidecar.verbs import Verbs, body, errors_as_json, guarded
@@ -81,7 +82,7 @@ class Admin:
         async with self._making:
             families = metrics.collect(self.dispatcher, self.health, time.monotonic())
             body = await joined(family.exposition() for family in families)
-            body += metrics.runtime_exposition()
+            body += runtime_exposition()
         return web.Response(body=body, headers={"Content-Type": metrics.CONTENT_TYPE})
 
     async def _healthz(self, request: web.Request) -> web.Response:
@@ -128,7 +129,8 @@ class ControlSite:
 
     async def start(self, path: str) -> None:
         """Listen at `path`. Raises EndpointError."""
-        app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[errors_as_json])
+        guards = [errors_as_json, same_user(self.verbs.limit)]
+        app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=guards)
         self.verbs.add_to(app)
         if self.handover is not None:
             app.router.add_post("/handover", partial(_hand_over, self.handover, self.verbs.limit))

@@ -5,7 +5,6 @@ A package offers one as an entry point of the group GROUP; the configuration may
 """
 
 import importlib
-import importlib.metadata
 import re
 import sys
 from collections.abc import Callable, Mapping
@@ -44,6 +43,7 @@ class Catalog:
     ) -> None:
         self._entry_points = entry_points or offered
         self._found = {name: _Found("built in", policy) for name, policy in REGISTRY.items()}
+        self._looked = False
         self._broken: dict[str, tuple[str, str]] = {}
         """name -> origin, error."""
         self._imported: set[str] = set()
@@ -74,6 +74,11 @@ class Catalog:
             self.refresh()
         return self.make(name, params)
 
+    def look(self) -> None:
+        """Refresh, if that has not been done yet."""
+        if not self._looked:
+            self.refresh()
+
     def refresh(self) -> None:
         """Look for what packages offer, and import anew what is known from outside."""
         importlib.invalidate_caches()
@@ -87,7 +92,7 @@ class Catalog:
                 kept[name] = _Found(origin, _entry(name, spec, self._imported))
             except ConfigError as error:
                 broken[name] = (origin, str(error).removeprefix("policy.name: "))
-        self._found, self._broken = kept, broken
+        self._found, self._broken, self._looked = kept, broken, True
 
     def names(self) -> list[str]:
         """Of those that can be used."""
@@ -113,8 +118,11 @@ def offered() -> dict[str, tuple[str, str]]:
 
     Where several offer one name, `module:Class` is empty.
     """
+    # Late: a start that needs none of them does without.
+    from importlib.metadata import entry_points
+
     found: dict[str, tuple[str, str]] = {}
-    for entry in importlib.metadata.entry_points(group=GROUP):
+    for entry in entry_points(group=GROUP):
         origin = entry.dist.name if entry.dist is not None else "unknown"
         spec, others = entry.value, ""
         if entry.name in found:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import uvloop
 
 from sidecar import __version__, config, logs, top
-from sidecar.check import check
 from sidecar.errors import ConfigError, ControlError, EndpointError, RefusedError
 from sidecar.journal_cli import VERBS, add_verbs, obey_log
 from sidecar.keygen import keygen
@@ -130,6 +129,9 @@ def _obey(arguments: dict[str, Any], more: Sequence[str]) -> int:
         return config.load(arguments["config"], os.environ, flags)
 
     if arguments["verb"] == "check":  # a configuration that cannot be read is a finding
+        # Late, as it needs what a sidecar imports only once it serves.
+        from sidecar.check import check
+
         return check(load, as_json=arguments["json"])
     return _configured(load, arguments, flags, more)
 

@@ -1,4 +1,4 @@
-"""The control socket from outside: its path, and a client that needs no event loop.
+"""The control socket from outside: a client that needs no event loop.
 
 It speaks HTTP over a Unix socket of mode 0600, so `curl --unix-socket PATH http://sidecar/policy`
 does too. The verbs are in `sidecar.verbs`, what is said in `sidecar.orders`.
@@ -20,13 +20,6 @@ _MAX_ANSWER_BYTES = 4 << 20
 
 Params = dict[str, Any] | None
 T = TypeVar("T")
-
-
-def control_path(endpoint: str, given: str = "") -> str:
-    """Path of the control socket: `given`, else `PATH.control` of `ipc://PATH`, else "": none."""
-    if given or not endpoint.startswith("ipc://"):
-        return given
-    return endpoint.removeprefix("ipc://") + ".control"
 
 
 class _OverUnix(http.client.HTTPConnection):

@@ -44,6 +44,8 @@ class Gate:
         self.keys = keys
         self.failed: Callable[[str, str, str], None] = lambda socket, cause, text: None
         self._zap: zmq.Socket[bytes] | None = None
+        self._guarding: list[tuple[zmq.Socket[bytes], Serve]] = []
+        """Made, and not yet watched."""
         self._watched: list[tuple[zmq.Socket[bytes], Serve]] = []
         self._refused = ""
         """Address of the client whose key was refused last."""
@@ -67,11 +69,13 @@ class Gate:
         # libzmq's network thread waits for the reader of these events once 2,000 are unread: the
         # loop takes them in as they come.
         monitor = socket.get_monitor_socket(sum(CAUSES))
-        self._watched.append((monitor, lambda frames: self._on_event(name, frames)))
+        self._guarding.append((monitor, lambda frames: self._on_event(name, frames)))
 
     def watch(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Answer and count from `loop`."""
-        for socket, serve in self._watched:
+        """Answer and count from `loop`, for the addresses guarded since the last call."""
+        self._watched += self._guarding
+        served, self._guarding = self._guarding, []
+        for socket, serve in served:
             loop.add_reader(socket.fileno(), self._turn, loop, socket, serve)
             # The FD is edge-triggered: what came before the reader was added must be asked for.
             loop.call_soon(self._turn, loop, socket, serve)
@@ -86,7 +90,7 @@ class Gate:
         if self._zap is None:
             self._zap = self.context.socket(zmq.REP)
             self._zap.bind(ZAP_ADDRESS)
-            self._watched.append((self._zap, self._on_zap))
+            self._guarding.append((self._zap, self._on_zap))
 
     def _turn(
         self, loop: asyncio.AbstractEventLoop, socket: "zmq.Socket[bytes]", do: Serve

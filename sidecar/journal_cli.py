@@ -10,15 +10,12 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from sidecar.errors import ConfigError
-from sidecar.journal.account import Progress
-from sidecar.journal.compare import Contest
-from sidecar.journal.explain import Wanted, explain, history_of
-from sidecar.journal.reader import Reader
-from sidecar.journal.tables import comparison, history, one_decision, verification
-from sidecar.journal.verify import Verification
 from sidecar.policy_cli import parameters
 
+# What reads a log is imported late: the command line is the sidecar's too, which starts with it.
 if TYPE_CHECKING:
+    from sidecar.journal.reader import Reader
+
     Verbs = argparse._SubParsersAction[argparse.ArgumentParser]
 
 VERBS = ("replay", "explain")
@@ -73,6 +70,9 @@ def obey_log(arguments: dict[str, Any], more: Sequence[str]) -> int:
 
     more: arguments that the parser does not know, parameters of the policy. Raises ConfigError.
     """
+    from sidecar.journal.account import Progress
+    from sidecar.journal.reader import Reader
+
     verb = arguments["verb"]
     progress = Progress(verb)
     paths = arguments["log"]
@@ -91,8 +91,12 @@ def obey_log(arguments: dict[str, Any], more: Sequence[str]) -> int:
 
 
 def _replay(
-    reader: Reader, arguments: dict[str, Any], more: Sequence[str]
+    reader: "Reader", arguments: dict[str, Any], more: Sequence[str]
 ) -> tuple[int, dict[str, Any], str]:
+    from sidecar.journal.compare import Contest
+    from sidecar.journal.tables import comparison, verification
+    from sidecar.journal.verify import Verification
+
     load = tuple(arguments["load"])
     params = parameters("replay", more)
     if arguments["policy"]:
@@ -105,8 +109,11 @@ def _replay(
 
 
 def _explain(
-    reader: Reader, arguments: dict[str, Any], more: Sequence[str]
+    reader: "Reader", arguments: dict[str, Any], more: Sequence[str]
 ) -> tuple[int, dict[str, Any], str]:
+    from sidecar.journal.explain import Wanted, explain, history_of
+    from sidecar.journal.tables import history, one_decision
+
     if more:
         raise ConfigError(f"explain: unrecognized arguments: {' '.join(more)}")
     if arguments["key"] is not None:

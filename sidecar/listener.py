@@ -1,4 +1,4 @@
-"""The control socket: a plain one, mode 0600, one sidecar a path."""
+"""The control socket of a sidecar: a plain one, mode 0600, one sidecar a path."""
 
 import contextlib
 import os
@@ -8,6 +8,13 @@ from socket import socket as Socket
 from sidecar.errors import EndpointError
 from sidecar.sockets import Lock, clear_stale, prepare_directory, private
 from sidecar.wire import MAX_IPC_PATH_BYTES
+
+
+def control_path(endpoint: str, given: str = "") -> str:
+    """Path of the control socket: `given`, else `PATH.control` of `ipc://PATH`, else "": none."""
+    if given or not endpoint.startswith("ipc://"):
+        return given
+    return endpoint.removeprefix("ipc://") + ".control"
 
 
 class Listener:

@@ -10,13 +10,15 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from sidecar import config
-from sidecar.control import Control, control_path
 from sidecar.errors import ConfigError, EndpointError
+from sidecar.listener import control_path
 from sidecar.orders import Change, Listed
-from sidecar.verbs import read_token
+from sidecar.tokens import read_token
 from sidecar.wire import check_endpoint
 
 if TYPE_CHECKING:
+    from sidecar.control import Control
+
     Verbs = argparse._SubParsersAction[argparse.ArgumentParser]
 
 SETTINGS = ("--endpoint", "--control", "--admin-token-file")
@@ -82,7 +84,7 @@ def obey(settings: config.Config, arguments: dict[str, Any], more: Sequence[str]
     return 0
 
 
-def _act(control: Control, action: str, arguments: dict[str, Any], more: Sequence[str]) -> Any:
+def _act(control: "Control", action: str, arguments: dict[str, Any], more: Sequence[str]) -> Any:
     if action == "show":
         return control.show()
     if action == "reload":
@@ -113,7 +115,9 @@ def _check_file(reads: str, given: str | None) -> None:
         )
 
 
-def _control(settings: config.Config, arguments: dict[str, Any]) -> Control:
+def _control(settings: config.Config, arguments: dict[str, Any]) -> "Control":
+    from sidecar.control import Control  # late: the command line is the sidecar's too
+
     if arguments["url"]:
         if not arguments["url"].startswith("http://"):
             raise ConfigError(f"--url: {arguments['url']!r} is not http://HOST:PORT")

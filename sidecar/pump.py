@@ -15,6 +15,9 @@ from sidecar.sockets import Sockets, receive, send
 # Time for one socket before the loop looks after the other, HTTP and signals: the deadline of most
 # hooks is 5 ms.
 BURST_NS = 2_000_000
+# Reports are heard for so long before the first query: ranks that found nobody connect again every
+# 40 ms (sglang_hook/peer.py) and report at their next step, so the first decision knows the load.
+LISTEN_SECONDS = 0.06
 
 # Plain integers: pyzmq's enumerations cost a microsecond each time they are looked at.
 _NOBLOCK = int(zmq.NOBLOCK)
@@ -31,15 +34,18 @@ class Pump:
         self.router, self.pull = sockets.router, sockets.pull
         sockets.gate.failed = complaints.handshake
 
-    def start(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Bind, and serve from now on. Raises EndpointError."""
-        self.sockets.bind()
-        loop.add_reader(self.router.fileno(), self._on_queries)
+    async def start(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Bind, and serve from now on, reports a little before queries. Raises EndpointError."""
+        self.sockets.bind_reports()
         loop.add_reader(self.pull.fileno(), self._on_reports)
-        self.sockets.gate.watch(loop)
         # The FD is edge-triggered: what came before the reader was added must be asked for.
-        loop.call_soon(self._on_queries)
         loop.call_soon(self._on_reports)
+        self.sockets.gate.watch(loop)
+        await asyncio.sleep(LISTEN_SECONDS)
+        self.sockets.bind_queries()
+        loop.add_reader(self.router.fileno(), self._on_queries)
+        loop.call_soon(self._on_queries)
+        self.sockets.gate.watch(loop)
 
     async def drain(self, loop: asyncio.AbstractEventLoop, seconds: float) -> None:
         """Answer what is queued, for so long at most, and nothing after that."""

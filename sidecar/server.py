@@ -9,21 +9,19 @@ import sys
 from collections.abc import Sequence
 
 from sidecar import __version__, logs
-from sidecar.admin import Admin, ControlSite
 from sidecar.complaints import Complaints
 from sidecar.config import Config, Loader
-from sidecar.control import control_path
 from sidecar.curve import server_keys
-from sidecar.errors import ConfigError, EndpointError
+from sidecar.errors import ConfigError
 from sidecar.logs import logger
 from sidecar.metrics import Health
 from sidecar.notify import notify
 from sidecar.pump import Pump
 from sidecar.service import Service
+from sidecar.sites import Sites
 from sidecar.sockets import Sockets
 from sidecar.steering import told
 from sidecar.takeover import PATIENCE, Handover, Upgrade, claim
-from sidecar.verbs import Verbs, read_token
 
 SWITCH_SECONDS = 0.0005
 """A tenth of the deadline of most hooks; Python's own default is all of it."""
@@ -49,10 +47,6 @@ class Server:
         self.config = config
         self.complaints = Complaints(Health(), logs.RateLimit())
         self.service = Service(config, load, self.complaints, file)
-        limit, dispatcher = self.complaints.limit, self.service.dispatcher
-        verbs = Verbs(self.service.steering, self.service.paths, self.service.reload, limit)
-        self.admin = Admin(dispatcher, self.service.health, lambda: self.ready, verbs)
-        self.token = read_token(config.admin.token_file) if config.admin.token_file else ""
         self.ready = False
         self._take_over = take_over
         self._stop = asyncio.Event()
@@ -63,7 +57,7 @@ class Server:
         """Whether this process is to end, whoever takes over or does not."""
         self.handover = Handover(config.serve.endpoint, self._stop.set)
         self.upgrade = Upgrade(successor)
-        self.control = ControlSite(verbs, self.handover)
+        self.sites = Sites(config, self.service, lambda: self.ready, self.handover)
         # Once: after a hand-over that failed the same keys must still be there.
         serve = config.serve
         self._keys = server_keys(serve.curve_secret_key_file, serve.curve_client_keys_file)
@@ -83,6 +77,7 @@ class Server:
         gc.collect()
         gc.freeze()
         if self._take_over:
+            self.sites.make()  # while the other serves: once it lets go, nothing is left to make
             await self._claim()
         while not self._ended:
             await self._serve(loop)
@@ -133,9 +128,9 @@ class Server:
 
     async def _serve(self, loop: asyncio.AbstractEventLoop) -> None:
         """Bind, and serve until told to stop."""
-        self.pump.start(loop)
+        await self.pump.start(loop)
         # Dispatch waits for nobody: an address may take long to resolve.
-        http = asyncio.create_task(self._start_http())
+        http = asyncio.create_task(self.sites.start())
         self.ready = True
         self._log_ready()
         notify("READY=1", f"MAINPID={os.getpid()}")
@@ -148,38 +143,11 @@ class Server:
                 notify("STOPPING=1")
             else:
                 # First, while queries are still answered: it may wait for open connections.
-                await asyncio.gather(self.control.stop(), self.admin.stop())
+                await self.sites.stop()
             self.ready = False
             await self.pump.drain(loop, self.config.serve.drain_seconds)
-            await asyncio.gather(self.control.stop(), self.admin.stop())
+            await self.sites.stop()
             self.pump.sockets.close()
-
-    async def _start_http(self) -> None:
-        await self._start_control()
-        await self._start_admin()
-
-    async def _start_control(self) -> None:
-        path = control_path(self.config.serve.endpoint, self.config.serve.control)
-        if not path:
-            return
-        try:
-            await self.control.start(path)
-        except EndpointError as error:
-            logger.warning("no control socket: %s; dispatch serves", error)
-        else:
-            logger.info("control on %s", path)
-
-    async def _start_admin(self) -> None:
-        admin = self.config.admin
-        if admin.port == 0:
-            return
-        try:
-            port = await self.admin.start(admin.host, admin.port, self.token)
-        except (OSError, UnicodeError) as error:
-            # Dispatch matters more than being watched. (A name no DNS can hold is a UnicodeError.)
-            logger.warning("no HTTP on %s:%d: %s; dispatch serves", admin.host, admin.port, error)
-        else:
-            logger.info("http on %s:%d", admin.host, port)
 
     def _log_ready(self) -> None:
         logger.info(

@@ -4,7 +4,7 @@ import asyncio
 import os
 import time
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sidecar import logs, wire
 from sidecar.aftermath import Aftermath, ShadowSeat
@@ -15,13 +15,14 @@ from sidecar.complaints import Complaints, bug
 from sidecar.config import Config, Loader
 from sidecar.dispatcher import Dispatcher
 from sidecar.errors import ConfigError
-from sidecar.journal.state import state_of
-from sidecar.journal.writer import journal_of
 from sidecar.keyhash import KeyHash
 from sidecar.logs import logger
 from sidecar.metrics import Health
 from sidecar.paths import Paths
 from sidecar.steering import Prepared, Steering, prepare
+
+if TYPE_CHECKING:
+    from sidecar.journal.writer import Journal
 
 
 def _fixed(config: Config) -> tuple[object, ...]:
@@ -44,8 +45,8 @@ class Service:
         self.complaints = complaints
         self.health: Health = complaints.health
         budget = Budget(config.serve.stale_seconds, config.serve.max_instances)
+        # What packages offer is looked up where it is asked for, and in full once queries are served.
         catalog = Catalog()
-        catalog.refresh()
         prepared = prepare(catalog, config.policy)
         self.dispatcher = Dispatcher(prepared.policy, budget, time.time_ns(), complaints.policy)
         self.steering = Steering(self.dispatcher, catalog, self.health)
@@ -55,8 +56,11 @@ class Service:
         self.paths = Paths(KeyHash())
         self.aftermath = Aftermath(complaints.observer, self._unobserved)
         self.aftermath.observers = {"paths": self.paths, "shadow": ShadowSeat(self.dispatcher)}
-        self.journal = journal_of(config, self.dispatcher, self.health, complaints.limit)
-        if self.journal is not None:
+        self.journal: Journal | None = None
+        if config.decision_log.directory:
+            from sidecar.journal.writer import journal_of
+
+            self.journal = journal_of(config, self.dispatcher, self.health, complaints.limit)
             self.aftermath.observers["decision log"] = self.journal
             self.steering.on_change = self._policy_changed
         self._reload_lock = asyncio.Lock()
@@ -114,8 +118,8 @@ class Service:
 
     def _policy_changed(self, what: str) -> None:
         if self.journal is not None:
-            state, now = state_of(self.dispatcher), time.monotonic()
-            self.aftermath.later(partial(self.journal.changed, what, state, now))
+            state = self.journal.state_of(self.dispatcher)
+            self.aftermath.later(partial(self.journal.changed, what, state, time.monotonic()))
 
     def _unobserved(self, requests: int) -> None:
         if self.journal is not None:

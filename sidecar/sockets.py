@@ -156,20 +156,34 @@ class Sockets:
 
     def bind(self) -> None:
         """Bind both. Raises EndpointError; nothing stays bound then."""
+        self.bind_reports()
+        self.bind_queries()
+
+    def bind_reports(self) -> None:
+        """Take the lock, and the addresses of load reports. Raises EndpointError as `bind`."""
         for socket in (self.router, self.pull):
             # Enough for the last replies to reach their peers, little enough to exit within 2 s.
             socket.linger = 200
             socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
         path = self.endpoint.removeprefix("ipc://") if self.endpoint.startswith("ipc://") else None
-        try:
+        with self._or_close():
             if path is not None:
                 prepare_directory(path)
                 self._lock = Lock(path)
                 self._lock.acquire()
-            self._bind_one(self.router, self.endpoint, "query")
             self._bind_one(self.pull, report_endpoint(self.endpoint), "report")
             if self.reports_tcp:
                 self._bind_one(self.pull, self.reports_tcp, "report")
+
+    def bind_queries(self) -> None:
+        """Take the address of queries, after that of reports. Raises EndpointError as `bind`."""
+        with self._or_close():
+            self._bind_one(self.router, self.endpoint, "query")
+
+    @contextlib.contextmanager
+    def _or_close(self) -> Iterator[None]:
+        try:
+            yield
         except EndpointError:
             self.close()
             raise

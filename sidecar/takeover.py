@@ -19,8 +19,8 @@ import msgspec
 from msgspec import Meta
 
 from sidecar import __version__
-from sidecar.control import Control, control_path
 from sidecar.errors import ConfigError, ControlError, EndpointError, RefusedError
+from sidecar.listener import control_path
 from sidecar.logs import logger
 from sidecar.sockets import Lock
 from sidecar.wire import report_endpoint
@@ -122,12 +122,14 @@ async def claim(endpoint: str, control: str, patience: float, stopped: Callable[
 
 async def _ask(endpoint: str, path: str, order: Order) -> Agreement | None:
     """The agreement of the sidecar at `endpoint`; None: it went by itself. Raises EndpointError."""
+    from sidecar.control import Control  # late: only a successor needs it
+
     until = time.monotonic() + _GRACE
     while in_use(endpoint):
         try:
             answer = Control(path).hand_over(msgspec.json.encode(order))
             return msgspec.json.decode(answer, type=Agreement)
-        except (ControlError, msgspec.DecodeError, UnicodeError) as error:
+        except (ControlError, msgspec.DecodeError, UnicodeError, RecursionError) as error:
             coming = not isinstance(error, RefusedError) and not listening(f"ipc://{path}")
             if not coming or time.monotonic() > until:
                 raise EndpointError(

@@ -2,12 +2,9 @@
 
 import asyncio
 import hmac
-import os
-import stat
 import time
 from collections.abc import Awaitable, Callable
 from functools import partial
-from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
@@ -24,7 +21,6 @@ from sidecar.steering import Steering, is_ours
 
 # For a body of 64 KiB over a local socket: whoever takes longer has stopped.
 BODY_SECONDS = 5.0
-MIN_TOKEN_CHARS = 16
 Order = TypeVar("Order", PolicyOrder, CanaryOrder)
 
 
@@ -151,24 +147,6 @@ async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamRe
         error.text = msgspec.json.encode({"error": error.text}).decode()
         error.content_type = "application/json"
         raise
-
-
-def read_token(path: str | os.PathLike[str]) -> str:
-    """The token in a file that nobody else can read. Raises ConfigError."""
-    try:
-        mode = os.stat(path).st_mode
-        token = Path(path).read_text(encoding="ascii").strip()
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or "is not ASCII text"
-        raise ConfigError(f"admin.token_file: {path}: {reason}") from None
-    if stat.S_IMODE(mode) & 0o077:
-        raise ConfigError(f"admin.token_file: {path}: others may read it; chmod 600 it")
-    if len(token) < MIN_TOKEN_CHARS or not token.isprintable() or " " in token:
-        raise ConfigError(
-            f"admin.token_file: {path}: the token has {len(token)} characters; at least "
-            f"{MIN_TOKEN_CHARS} are needed, without spaces"
-        )
-    return token
 
 
 def guarded(token: str, limit: RateLimit) -> Any:

@@ -194,6 +194,7 @@ class Sidecar(Running):
         self.endpoint = endpoint
         self.path = Path(endpoint.removeprefix("ipc://"))
         self.port: int | None = free_port()
+        self.control_elsewhere = any(flag.startswith("--control") for flag in flags)
         for flag in flags:
             if flag.startswith("--admin-port="):
                 self.port = int(flag.partition("=")[2]) or None
@@ -221,13 +222,19 @@ class Sidecar(Running):
         """Wait for /readyz, or without HTTP for an answer."""
         wait_for(self._ready)
 
+    def _controllable(self) -> bool:
+        """Whether the control socket is there, if it is at its usual place."""
+        elsewhere = not self.endpoint.startswith("ipc://") or self.control_elsewhere
+        there = Path(f"{self.path}.control").exists()
+        return elsewhere or there or bool(self.lines("no control socket"))
+
     def _ready(self) -> bool:
         code = self.process.poll()
         assert code is None, f"ended with {code}:\n{self.log()}"
         if self.port is None:
             with Asker(self.endpoint) as asker:
                 asker.send(b"ready?")
-                return asker.receive(0.2) is not None
+                return asker.receive(0.2) is not None and self._controllable()
         with contextlib.suppress(OSError, http.client.HTTPException):
             return self.http("/readyz")[0] == 200
         return False

@@ -171,7 +171,9 @@ def test_directories(directory: Path) -> None:
 
 
 AS_NOBODY = """
-import os, sys
+import os, shutil, sys
+from sidecar import check, sites  # what is imported late must not need a Python only root can read
+import sidecar.admin, sidecar.check.running
 from sidecar.cli import main
 os.setgroups([])
 os.setgid({0})

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from sidecar.control import Control, control_path
+from sidecar.control import Control
 from sidecar.errors import ControlError, RefusedError
+from sidecar.listener import control_path
 from tests.processes import short_directory
 
 

@@ -177,7 +177,7 @@ def test_the_listener_does_not_read(endpoint: str, monkeypatch: pytest.MonkeyPat
             sent = made.step()
             assert not made.reporter.due(STATE)
             made.clock.now += INTERVAL
-            assert made.reporter.due(STATE) is not sent
+            assert sent or made.reporter.due(STATE)
         assert spy.waits == 0
         seen = [listener.next().seq for _ in range(spy.sends)]
         assert seen == sorted(set(seen))

@@ -240,8 +240,8 @@ def test_a_tcp_address_needs_consent() -> None:
 
 
 AS_NOBODY = f"""
-import os, sys
-from sidecar import cli
+import os, shutil, sys
+from sidecar import cli  # what is imported late must not need a Python that only root can read
 os.setgroups([])
 os.setgid({NOBODY})
 os.setuid({NOBODY})

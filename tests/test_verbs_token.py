@@ -9,7 +9,7 @@ import pytest
 from sidecar.control import Control
 from sidecar.errors import ConfigError, ControlError
 from sidecar.orders import MAX_BODY_BYTES
-from sidecar.verbs import read_token
+from sidecar.tokens import read_token
 from tests.processes import short_directory
 from tests.sites import TOKEN, Sites
 

@@ -24,7 +24,8 @@ from bench.live.target import inspect
 from bench.outcome import Outcome
 from bench.simulated.launch import SimulatedServer
 from bench.workloads import Workload
-from sidecar.control import Control, control_path
+from sidecar.control import Control
+from sidecar.listener import control_path
 
 SIMULATED = "simulated"
 READY_SECONDS = 3600.0

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import msgspec
 
 from sidecar import config
-from sidecar.control import control_path
+from sidecar.listener import control_path
 from sidecar.orders import PolicyState
 
 ATTEMPTS = 10

@@ -11,8 +11,9 @@ import msgspec
 from sidecar import __version__
 from sidecar.check.finding import Finding, note, ok, problem, warning
 from sidecar.config import Config
-from sidecar.control import Control, control_path
+from sidecar.control import Control
 from sidecar.errors import ControlError
+from sidecar.listener import control_path
 from sidecar.takeover import listening
 
 TRIES = 5

@@ -10,12 +10,12 @@ from pathlib import Path
 from sidecar.catalog import Catalog
 from sidecar.check.finding import Finding, note, ok, problem, warning
 from sidecar.config import Config
-from sidecar.control import control_path
 from sidecar.curve import server_keys
 from sidecar.errors import ConfigError, EndpointError
+from sidecar.listener import control_path
 from sidecar.sockets import Lock, Sockets
 from sidecar.steering import prepare
-from sidecar.verbs import read_token
+from sidecar.tokens import read_token
 from sidecar.wire import MAX_IPC_PATH_BYTES
 
 ELSEWHERE = "choose another --endpoint, and the same DP_SIDECAR_ENDPOINT for SGLang"

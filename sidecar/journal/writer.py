@@ -43,10 +43,8 @@ MAX_RANKS = 4096
 
 def journal_of(
     config: Config, dispatcher: Dispatcher, health: Health, limit: RateLimit
-) -> "Journal | None":
-    """The decision log that the settings ask for, if they do. Raises ConfigError."""
-    if not config.decision_log.directory:
-        return None
+) -> "Journal":
+    """The decision log that the settings ask for. Raises ConfigError."""
     secret = prepare(config.decision_log.directory)
     serve = config.serve
     origin = Origin(dispatcher.boot, serve.stale_seconds, serve.max_instances)
@@ -57,6 +55,8 @@ def journal_of(
 
 class Journal:
     """An observer (`aftermath.Observer`) that writes what it sees."""
+
+    state_of = staticmethod(state_of)
 
     def __init__(
         self,

@@ -11,10 +11,9 @@ from sidecar.dispatcher import Dispatcher
 from sidecar.metrics.decisions import decision_families
 from sidecar.metrics.families import BUCKETS_US, CONTENT_TYPE, PREFIX, Family, Timings
 from sidecar.metrics.hook import ABSTAIN_CAUSES, BYPASS_CAUSES, hook_families
-from sidecar.metrics.loads import load_families
+from sidecar.metrics.loads import load_families, published_families
 from sidecar.metrics.process import Health, process_families
 from sidecar.metrics.roles import role_families
-from sidecar.metrics.runtime import runtime_exposition
 from sidecar.metrics.status import status, status_parts
 
 __all__ = (
@@ -27,7 +26,6 @@ __all__ = (
     "Health",
     "Timings",
     "collect",
-    "runtime_exposition",
     "status",
     "status_parts",
 )
@@ -40,3 +38,4 @@ def collect(dispatcher: Dispatcher, health: Health, now: float) -> Iterator[Fami
     yield from decision_families(dispatcher)
     yield from hook_families(dispatcher, now)
     yield from load_families(dispatcher, now)
+    yield from published_families(health)

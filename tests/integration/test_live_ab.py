@@ -4,7 +4,8 @@ from bench.live.ab import run_live
 from bench.live.cells import Options
 from bench.outcome import summarize
 from bench.workloads import make_workload
-from sidecar.control import Control, control_path
+from sidecar.control import Control
+from sidecar.listener import control_path
 
 GROUPS, PROMPTS = 6, 4
 WORKLOAD = (

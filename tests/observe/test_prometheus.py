@@ -12,7 +12,8 @@ pytest.importorskip("sglang")
 
 from bench.demo import Sidecar
 from bench.simulated.launch import SimulatedServer
-from sidecar.control import Control, control_path
+from sidecar.control import Control
+from sidecar.listener import control_path
 from tests.integration.conftest import OLD, READY_SECONDS
 from tests.observe import rules
 from tests.processes import short_directory, wait_for
