@@ -5,9 +5,17 @@ is the late answer itself or the answer to a probe, both looked for without bloc
 lives but answers too late again and again is tried less and less often.
 """
 
+import errno
+import os
 import time
+
+# Not `signal`'s own, which makes an enumeration of every signal: that takes 100 microseconds.
+from _signal import pthread_sigmask  # type: ignore[import-not-found]
 from collections.abc import Callable
+from functools import partial
+from signal import SIG_BLOCK, SIG_SETMASK
 from time import monotonic_ns
+from typing import TypeVar
 
 import zmq
 
@@ -22,10 +30,16 @@ SEND_QUEUE = 64
 # A sidecar that misses again before it has answered this many queries is held off for twice as long
 # as before, up to LONGEST_HOLD_OFF seconds: a deadline spent in five seconds is 0.1%.
 RECOVERED_AFTER = 10
+# Bytes of an answer: one to wire.MAX_BATCH requests takes 300,000 if each has a reason of 64.
+MAX_ANSWER_BYTES = 512 << 10
 LONGEST_HOLD_OFF = 5.0
 # pyzmq's enumerations cost a microsecond at each use.
 _NOBLOCK, _EVENTS = int(zmq.NOBLOCK), int(zmq.EVENTS)
 _POLLIN, _POLLOUT = int(zmq.POLLIN), int(zmq.POLLOUT)
+# But those that tell of a fault of this very thread, and real-time ones.
+_SIGNALS = tuple(n for n in range(1, 32) if n not in (4, 6, 7, 8, 9, 11, 19))
+
+T = TypeVar("T")
 
 
 class SidecarClient:
@@ -71,6 +85,9 @@ class SidecarClient:
             zmq.REQ_RELAXED: 1,
             zmq.REQ_CORRELATE: 1,
             zmq.SNDHWM: SEND_QUEUE,
+            # Nobody has more to answer; the rest waits where it comes from.
+            zmq.RCVHWM: SEND_QUEUE,
+            zmq.MAXMSGSIZE: MAX_ANSWER_BYTES,
             zmq.RCVTIMEO: deadline_ms,
         }
         self._peer = Peer(zmq.REQ, endpoint, options, self.clock, keys=keys, watch=True)
@@ -87,7 +104,7 @@ class SidecarClient:
         except zmq.ZMQError as error:
             return self._unreachable(error)
         try:
-            data = socket.recv()
+            data = _undisturbed(socket.recv)
         except zmq.Again:
             self.meter.waited(begun, monotonic_ns())
             return self._missed()
@@ -100,11 +117,28 @@ class SidecarClient:
         """Meet the sidecar before the first request; waits, so only for the start of a process."""
         try:
             socket = self._peer.socket()
-            if socket.poll(patience_ms, zmq.POLLOUT) and not self._alive():
-                socket.poll(patience_ms, zmq.POLLIN)
+            wait = partial(_undisturbed, socket.poll, patience_ms)
+            if wait(_POLLOUT) and not self._alive():
+                wait(_POLLIN)
                 self._alive()
         except zmq.ZMQError as error:
             self._unreachable(error)
+
+    def standing(self) -> str:
+        """For the line in the log of who has greeted: why no sidecar was heard; empty: one was."""
+        if self._boot is not None:
+            return ""
+        path = self.endpoint.removeprefix("ipc://")
+        try:
+            if path != self.endpoint:
+                os.stat(path)
+                if not os.access(path, os.W_OK):
+                    return f" (out of reach: {os.strerror(errno.EACCES)})"
+        except FileNotFoundError:
+            pass  # it may come
+        except OSError as error:
+            return f" (out of reach: {error.strerror})"
+        return " (no answer yet)"
 
     def close(self) -> None:
         """Drop the socket; the next query makes another."""
@@ -198,3 +232,16 @@ class SidecarClient:
                 self._hold_off = self._trial_at = 0.0
             self._boot = answer.boot
             self.heard(answer)
+
+
+def _undisturbed(wait: Callable[..., T], *args: int) -> T:
+    """The result of a wait of pyzmq's, which no signal interrupts.
+
+    It would wait anew, and as long, after each signal that there is a handler for: a profiler that
+    sends them faster than the deadline would make it endless. They are handled right after it.
+    """
+    before = pthread_sigmask(SIG_BLOCK, _SIGNALS)
+    try:
+        return wait(*args)
+    finally:
+        pthread_sigmask(SIG_SETMASK, before)

@@ -51,8 +51,9 @@ class Chooser:
         """Counts changes of `bypassed` and `abstained`."""
         self._told: int | None = None
         """`_news` that the sidecar knows; None: it knows nothing of us."""
-        self._telling: tuple[int, bool] = (0, False)
-        """`_news` in the query under way, and whether it tells everything."""
+        self._telling: tuple[int, int, int | None] = (0, 0, None)
+        """Number of the query made last, `_news` in it, and the boot of the sidecar that knows
+        everything by it; None: any does."""
 
     def choose_one(self, dispatch: Dispatch) -> int | None:
         """A live rank for one request; None: SGLang's own method decides."""
@@ -130,10 +131,13 @@ class Chooser:
         if reply.want != self.want:  # else thousands of facts would hold equal ones
             self.want = reply.want
         self.history.heard(reply)
-        news, everything = self._telling
-        known = everything or reply.boot == self._boot
-        # A new sidecar knows of the past only what a query told it: tell it all next time.
-        self._told = news if known else None
+        seq, news, boot = self._telling
+        # A new sidecar knows of the past only what a query told it: tell it all next time. Such a
+        # query may have been made before it was heard of.
+        if reply.seq == seq and boot in (None, reply.boot):
+            self._told = news
+        elif reply.seq == seq or reply.boot != self._boot:
+            self._told = None
         self._boot = reply.boot
 
     def _remote(self, facts: list[wire.RequestFacts], live: list[int]) -> list[int | None]:
@@ -172,7 +176,7 @@ class Chooser:
         sent, sent_tokens = self.sent.of(live)
         everything = everything or self._told is None
         news = everything or self._told != self._news
-        self._telling = (self._news, everything)
+        self._telling = (self._seq, self._news, None if everything else self._boot)
         query = wire.Query(
             wire.VERSION,
             self._seq,

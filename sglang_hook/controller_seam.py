@@ -25,7 +25,7 @@ from sglang_hook.reading import (
 )
 from sglang_hook.sending import LISTENERS, count_at_sockets, tokenized
 from sglang_hook.settings import Settings
-from sglang_hook.wrapping import seam
+from sglang_hook.wrapping import seam, untold
 from sidecar import __version__
 
 logger = logging.getLogger("sglang_hook")
@@ -88,10 +88,11 @@ class ControllerSeam:
         self.controller._dp_sidecar = self
         self.controller.dispatching = self.dispatching
         logger.info(
-            "dp_sidecar: hook %s attached to the controller of %s, sidecar at %s, else %s",
+            "dp_sidecar: hook %s attached to the controller of %s, sidecar at %s%s, else %s",
             __version__,
             self.chooser.instance,
             self.client.endpoint,
+            self.client.standing(),
             self.method,
         )
         self._warn_of_limits()
@@ -105,6 +106,12 @@ class ControllerSeam:
                 "dp_sidecar: WARNING: SGLang %s is newer than what this hook was tested with; it "
                 "attached to what is there, lines of dp_sidecar above say what is not",
                 version,
+            )
+        if self.method == "follow_bootstrap_room":
+            logger.warning(
+                "dp_sidecar: WARNING: %s: SGLang places every request by its room, the sidecar "
+                "none, and it is told of none; with another --load-balance-method it would",
+                self.method,
             )
         if getattr(args, "nnodes", 1) > 1 and not self._named:
             logger.warning(
@@ -218,7 +225,7 @@ class ControllerSeam:
             logger.error(
                 "dp_sidecar: an error in the hook, SGLang places the request; "
                 "further ones are counted only",
-                exc_info=error,
+                exc_info=untold(error),
             )
 
     def _about(self) -> dict[str, str]:

@@ -14,6 +14,8 @@ from sidecar.wire import Past, Reply, RequestFacts, Want
 
 HISTORY_ENTRIES = 8192
 """Conversations whose last dispatch is kept; about 1.5 KB each with 128 block hashes."""
+HISTORY_HASHES = HISTORY_ENTRIES * 128
+"""Block hashes in all of these together, 8 bytes each: a sidecar may want 4,096 of each."""
 # What one query tells of the past, so that it takes well under a millisecond to encode and the
 # sidecar still answers within the deadline.
 PART_ENTRIES = 128
@@ -93,6 +95,8 @@ class History:
 
     def __init__(self, capacity: int = HISTORY_ENTRIES) -> None:
         self.capacity = capacity
+        self.hashes = 0
+        """Block hashes kept."""
         self._table: OrderedDict[int, Entry] = OrderedDict()
         self._untold: OrderedDict[int, None] = OrderedDict()
         """Conversations to tell, the newest last; at most as many as are wanted."""
@@ -132,15 +136,20 @@ class History:
             now,
             self._peer if decided else None,
         )
+        before = self._table.pop(conversation, None)
         self._table[conversation] = entry
-        self._table.move_to_end(conversation)
+        self.hashes += len(blocks or ()) - len((before and before.blocks) or ())
         if decided:
             self._untold.pop(conversation, None)
         else:
             self._owe(conversation)
-        if len(self._table) > self.capacity:
-            forgotten, _ = self._table.popitem(last=False)
-            self._untold.pop(forgotten, None)
+        while len(self._table) > self.capacity or self.hashes > HISTORY_HASHES:
+            self._forget_oldest()
+
+    def _forget_oldest(self) -> None:
+        conversation, entry = self._table.popitem(last=False)
+        self.hashes -= len(entry.blocks or ())
+        self._untold.pop(conversation, None)
 
     def part(self, seq: int, clock: Callable[[], float]) -> list[Past]:
         """What query `seq` tells of the past, the newest first."""

@@ -47,7 +47,7 @@ def install() -> None:
     calls them first of all, so there the modules it will need are imported here.
     """
     settings()
-    if os.environ.get("SGLANG_RUST_SERVER", "").lower() in ("1", "true", "yes"):
+    if os.environ.get("SGLANG_RUST_SERVER", "").lower() in ("1", "true", "yes", "y"):
         raise SeamMissing("SGLANG_RUST_SERVER has no Python controller to hook; unset one of both")
     main = multiprocessing.parent_process() is None
     for name, attach in (
@@ -69,6 +69,9 @@ def _attach(name: str, attach: Callable[[ModuleType], None], *, needed: bool) ->
             attach(sys.modules[name])
     except (SeamMissing, ImportError) as error:
         logger.error("dp_sidecar: not attached, SGLang goes on without: %s", error)
+    except Exception:
+        # Another kind of thing than in the releases that were read: the other seams count.
+        logger.exception("dp_sidecar: not attached to %s, SGLang goes on without", name)
 
 
 # ---------------------------------------------------------- controller process

@@ -1,5 +1,7 @@
 """The hook's end of a socket to the sidecar: made lazily in the process that uses it."""
 
+import errno
+import logging
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -7,8 +9,11 @@ from collections.abc import Callable, Mapping
 import zmq
 
 from sglang_hook.handshakes import Handshakes
+from sidecar import trust
 from sidecar.curve import ClientKeys
 from sidecar.wire import MAX_MESSAGE_BYTES
+
+logger = logging.getLogger("sglang_hook")
 
 # libzmq gives up an address for good after one protocol error there (a foreign program, an answer
 # over the bound): a socket that reached nobody for this long is made anew.
@@ -50,6 +55,8 @@ class Peer:
         self._socket: zmq.Socket[bytes] | None = None
         self._pid = -1
         self._failing_since: float | None = None
+        self._fault = ""
+        """Why another user could be at the endpoint, as the log was told."""
         self._handshakes: Handshakes | None = None
         self.may_break = False
         """Whether the socket is one that a failed send may leave useless: a REQ that has sent. Seen
@@ -61,6 +68,7 @@ class Peer:
         """The connected socket. Raises zmq.ZMQError if it cannot be made."""
         if self._socket is not None and self._pid == os.getpid():
             return self._socket
+        self._check_place()
         if self._context is None or self._pid != os.getpid():
             self._context, self._pid = zmq.Context(), os.getpid()
         made = self._context.socket(self.kind)
@@ -87,6 +95,16 @@ class Peer:
         Raises zmq.ZMQError.
         """
         return bool(int(self.socket().get(_EVENTS)) & _POLLOUT)
+
+    def _check_place(self) -> None:
+        """Raise zmq.ZMQError where another user may listen at an ipc:// endpoint; told once."""
+        local = self.endpoint.startswith("ipc://")
+        fault = trust.fault(self.endpoint.removeprefix("ipc://"), meet=True) if local else ""
+        told, self._fault = self._fault, fault
+        if fault:
+            if fault != told:
+                logger.error("dp_sidecar: not connected, SGLang goes on without: %s", fault)
+            raise zmq.ZMQError(errno.EACCES)
 
     def _prepare_tcp(self, made: "zmq.Socket[bytes]") -> None:
         for option, value in (

@@ -13,6 +13,8 @@ from sidecar.curve import ClientKeys
 
 # A full queue means that the sidecar does not read; newer reports make older ones worthless.
 SEND_QUEUE = 8
+# What comes back is the handshake's. Whoever says more is no sidecar: it would be kept for ever.
+MAX_ANSWER_BYTES = 4096
 
 
 class Tokens(NamedTuple):
@@ -77,7 +79,12 @@ class Reporter:
         self._seq = 0
         self._sent_at = float("-inf")
         self._sent_state: object = None
-        self._peer = Peer(zmq.PUSH, endpoint, {zmq.SNDHWM: SEND_QUEUE}, self.clock, keys=keys)
+        options: dict[int, int] = {
+            zmq.SNDHWM: SEND_QUEUE,
+            zmq.RCVHWM: 1,
+            zmq.MAXMSGSIZE: MAX_ANSWER_BYTES,
+        }
+        self._peer = Peer(zmq.PUSH, endpoint, options, self.clock, keys=keys)
 
     def count(self, tokens: int) -> None:
         """Account a request that the scheduler has taken in."""

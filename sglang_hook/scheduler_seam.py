@@ -17,7 +17,7 @@ from typing import Any
 from sglang_hook.reading import instance_name, size
 from sglang_hook.reporter import Reporter, Sample, Tokens
 from sglang_hook.settings import Settings
-from sglang_hook.wrapping import seam
+from sglang_hook.wrapping import seam, untold
 
 logger = logging.getLogger("sglang_hook")
 
@@ -66,7 +66,7 @@ class SchedulerSeam:
         except Exception as error:
             if not self._failed:
                 self._failed = True
-                logger.error("dp_sidecar: the load is not reported", exc_info=error)
+                logger.error("dp_sidecar: the load is not reported", exc_info=untold(error))
 
     def flushed(self, emptied: Any) -> None:
         """After SGLang's flush_cache; `emptied` is its answer, false where requests forbade it."""
@@ -99,7 +99,7 @@ class SchedulerSeam:
         except Exception as error:
             if not self._blind:
                 self._blind = True
-                logger.error("dp_sidecar: no prefix cache figures", exc_info=error)
+                logger.error("dp_sidecar: no prefix cache figures", exc_info=untold(error))
 
     def _prefilling(self) -> int:
         """Tokens that the prompt in chunks lacks beyond the chunk under way; 0: there is none."""
@@ -109,7 +109,9 @@ class SchedulerSeam:
         except Exception as error:
             if not self._blind:
                 self._blind = True
-                logger.error("dp_sidecar: no figure of the prompt in chunks", exc_info=error)
+                logger.error(
+                    "dp_sidecar: no figure of the prompt in chunks", exc_info=untold(error)
+                )
             return 0
 
     def _state(self) -> tuple[int, ...]:
@@ -185,7 +187,7 @@ class SchedulerSeam:
         except Exception as error:
             if not self._failed:
                 self._failed = True
-                logger.error("dp_sidecar: no token figures in load reports", exc_info=error)
+                logger.error("dp_sidecar: no token figures in load reports", exc_info=untold(error))
 
 
 def is_rank_zero(scheduler: Any) -> bool:

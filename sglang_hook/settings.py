@@ -79,6 +79,9 @@ def load(env: Mapping[str, str]) -> Settings:
         for name in Settings.__struct_fields__:
             text = text.replace(f"`$.{name}`", ENV_PREFIX + name.upper())
         raise ConfigError(text) from None
+    except UnicodeEncodeError as error:  # a number that is none
+        name = next(name for name in given if given[name] == error.object)
+        raise ConfigError(f"{ENV_PREFIX}{name.upper()}: is not UTF-8") from None
     if not settings.instance.isprintable():
         raise ConfigError("DP_SIDECAR_INSTANCE: has characters that cannot be printed")
     allow_tcp = settings.keys() is not None or settings.allow_insecure_tcp

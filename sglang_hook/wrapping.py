@@ -3,6 +3,7 @@
 import functools
 import logging
 from collections.abc import Callable
+from types import TracebackType
 from typing import Any
 
 logger = logging.getLogger("sglang_hook")
@@ -14,6 +15,15 @@ Function = Callable[..., Any]
 
 class SeamMissing(Exception):
     """This SGLang has no such place to attach to; the message names it."""
+
+
+class Untold(Exception):
+    """Stands in the log for an error whose own text may hold a routing key or a prompt."""
+
+
+def untold(error: Exception) -> tuple[type[Untold], Untold, TracebackType | None]:
+    """What the log gets of an error (its `exc_info`): its type and where it was, not its text."""
+    return Untold, Untold(type(error).__name__), error.__traceback__
 
 
 def seam(owner: Any, name: str) -> Any:

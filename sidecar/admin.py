@@ -144,6 +144,11 @@ class ControlSite:
             await self.stop()
             raise EndpointError(f"{path}: {error.strerror}") from None
 
+    @property
+    def lost(self) -> bool:
+        """Whether the socket's file is gone, or another's."""
+        return self._listener is not None and self._listener.lost
+
     async def stop(self) -> None:
         """Close the listener and remove its file; safe to call twice."""
         runner, self._runner = self._runner, None

@@ -2,7 +2,8 @@
 
 load of a rank = running + waiting (from its last report) + in flight (sent - received). `sent`
 comes with every query and `received` with every report, both counted since their process started:
-nothing is guessed, nothing expires, a new sidecar knows the truth one message after its start.
+while both are of one start of the server nothing is guessed, nothing expires, and a new sidecar
+knows the truth one message after its start.
 """
 
 import copy
@@ -11,11 +12,13 @@ from itertools import pairwise
 
 from sidecar.errors import PeerError
 from sidecar.hashing import rank_bytes
-from sidecar.loads import LoadView, RankState
+from sidecar.loads import LoadView, RankState, is_published
 from sidecar.wire import MAX_RANKS, LoadReport, Query
 
 # An instance that was silent this long may be forgotten when a new one needs its place.
 IDLE_INSTANCE_SECONDS = 60.0
+PROMPT_SECONDS = 0.001
+"""The shortest deadline of a hook."""
 
 
 class Instance:
@@ -33,7 +36,13 @@ class Instance:
         self._sent: list[int] = []
         self._sent_tokens: list[int] = []
         self._assumed: list[bool] = []
+        self._unsure: set[int] = set()
+        """Ranks with unsure origins that have reported since these were looked at."""
+        self._asked_at = float("-inf")
+        """When the last query with requests came; it was none: long ago."""
         self._next_refresh = 0.0
+        self._reported_at = self._reporting_since = float("-inf")
+        """When any rank reported last, and since when one or other does so without a pause."""
 
     def apply_report(self, report: LoadReport, now: float) -> None:
         """Take in a load report. Raises PeerError (`stale_report`) if it is not the newest."""
@@ -42,13 +51,24 @@ class Instance:
         last = state.report
         if last is not None and report.epoch == last.epoch and report.seq <= last.seq:
             raise PeerError("stale_report", f"rank {report.rank}: report {report.seq} is not new")
-        if last is not None and report.epoch < last.epoch and not self._silent(state, now):
+        # Taken before the rank is stale: sessions must not leave a new process whose clock was
+        # stepped back.
+        lately = now - state.reported_at <= self.stale_seconds / 2
+        if last is not None and report.epoch < last.epoch and lately:
             raise PeerError("stale_report", f"rank {report.rank}: report of an older process")
+        spoke_at = state.reported_at
         state.report, state.reported_at = report, now
+        if now - self._reported_at > self.stale_seconds / 2:
+            self._reporting_since = now
+        self._reported_at = now
         if self.epoch is not None and (last is None or report.epoch != last.epoch):
             self.sync()
             if report.rank in self.view.position:
-                state.reconcile(self.epoch)
+                state.reconcile(self.epoch, now, spoke_at)
+        if is_published(report):
+            state.sent_origin = state.sent_tokens_origin = 0
+        elif state.unsure:
+            self._unsure.add(report.rank)
         self._update(report.rank, state, now, first=last is None)
 
     def apply_query(self, query: Query, now: float) -> LoadView:
@@ -65,9 +85,24 @@ class Instance:
             self._check_controller(query, now)
             self._meet(query, now, same_ranks=same_ranks)
         self.last_heard = self._last_query = self.view.now = now
+        if self._unsure:
+            # Such a query was sent after the answer to the one before, which is so young that its
+            # hook waits for us yet: it has sent nothing since, and no report is newer than it.
+            newest = bool(query.requests) and now - self._asked_at <= PROMPT_SECONDS
+            self._narrow(now, newest=newest)
+        self._asked_at = now if query.requests else float("-inf")
         if now >= self._next_refresh:
             self.refresh(now)
         return self.view
+
+    def counters(self) -> tuple[list[int], list[int]]:
+        """Requests and prompt tokens sent to each of `view.ranks`, our placements included."""
+        return self._sent, self._sent_tokens
+
+    def hook_reports(self, rank: int, now: float) -> bool:
+        """Whether the last report of the rank is the hook's, and not stale."""
+        state = self.states.get(rank)
+        return state is not None and state.source == "hook" and not self._silent(state, now)
 
     def renew_view(self) -> None:
         """Make the view anew with the next query: a policy from outside may have changed it."""
@@ -83,7 +118,7 @@ class Instance:
         twin._live = [twin.states[rank] for rank in self.view.ranks]
         twin.view = self.view.twin()
         twin._sent, twin._sent_tokens = list(self._sent), list(self._sent_tokens)
-        twin._assumed = list(self._assumed)
+        twin._assumed, twin._unsure = list(self._assumed), set(self._unsure)
         return twin
 
     def assign(self, position: int, tokens: int) -> None:
@@ -121,7 +156,11 @@ class Instance:
         view.known = sum(view.counted)
         # A rank that never reported (its hook is off, its node cannot reach us) is not stuck.
         view.usable = [f or n for f, n in zip(fresh, never, strict=True)]
-        if not any(fresh):
+        # Ranks that fall silent together, as in step, are not stuck: nor are those that come later
+        # of them when they go on, nor any while it was this process that stood still.
+        pause = self.stale_seconds / 2
+        going = now - self._reported_at <= pause < now - self._reporting_since
+        if not going or not any(fresh):
             view.usable = [True] * len(view.ranks)
         for position, state in enumerate(self._live):
             self._fill(position, state)
@@ -191,6 +230,17 @@ class Instance:
         view.requests[position], view.queued[position] = running + queued, queued
         view.tokens[position] = tokens
 
+    def _narrow(self, now: float, *, newest: bool) -> None:
+        """Look at the origins of ranks that have reported before this query."""
+        for rank in self._unsure:
+            position = self.view.position.get(rank)
+            if position is not None:
+                state = self._live[position]
+                state.sent, state.sent_tokens = self._sent[position], self._sent_tokens[position]
+                if state.narrow(now, newest=newest):
+                    self._place(position)
+        self._unsure.clear()
+
     def _check_controller(self, query: Query, now: float) -> None:
         if any(a >= b for a, b in pairwise(query.ranks)):
             raise PeerError("field", "ranks: must ascend without repetition")
@@ -210,7 +260,7 @@ class Instance:
         self._set_sent(query)
         self.sync()
         for state in self._live:
-            state.reconcile(query.epoch)
+            state.reconcile(query.epoch, now, self._last_query)
         self._next_refresh = now
 
     def _set_ranks(self, ranks: list[int], now: float) -> None:

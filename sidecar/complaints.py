@@ -3,7 +3,7 @@
 import os
 import traceback
 
-from sidecar.errors import PeerError, PolicyError
+from sidecar.errors import EndpointError, PeerError, PolicyError
 from sidecar.logs import RateLimit
 from sidecar.metrics import Health
 
@@ -30,10 +30,23 @@ class Complaints:
         self.health.handshake_failures[socket, cause] += 1
         self.limit.warning(f"handshake/{socket}/{cause}", f"{socket}: {text}")
 
+    def flooded(self, cause: str) -> None:
+        """Peers have taken too much of something (of `ceiling.CAUSES`)."""
+        self.health.resets[cause] += 1
+        self.limit.warning(
+            f"flooded/{cause}",
+            f"too much {cause} taken: all sockets are made anew; some peer sends without end, or "
+            "connects so",
+        )
+
     def policy(self, error: PolicyError) -> None:
         """A policy raised or answered nonsense."""
         self.health.policy_errors += 1
         self.limit.warning(f"policy {error.policy}", str(error))
+
+    def unreachable(self, error: EndpointError) -> None:
+        """Nobody new can connect."""
+        self.limit.warning("unreachable", f"cannot be reached: {error}")
 
     def observer(self, name: str, error: Exception) -> None:
         """Somebody who looks on failed."""

@@ -19,6 +19,7 @@ from sidecar.errors import ConfigError
 from sidecar.policies import REGISTRY
 from sidecar.policies.kv_affinity import KvAffinityParams
 from sidecar.policies.prefix_affinity import PrefixAffinityParams
+from sidecar.published.settings import PublishedConfig, publishers
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -26,6 +27,8 @@ else:
     import tomli as tomllib
 
 ENV_PREFIX = "DP_SIDECAR_"
+WHOLE = ("params", "endpoints")
+"""Tables that a later source replaces: parameters of one policy are none of another's."""
 
 
 class ServeConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
@@ -189,6 +192,7 @@ class Config(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     """Everything that `sglang-dp-sidecar serve` can be told."""
 
     serve: ServeConfig = ServeConfig()
+    published: PublishedConfig = PublishedConfig()
     admin: AdminConfig = AdminConfig()
     log: LogConfig = LogConfig()
     decision_log: DecisionLogConfig = DecisionLogConfig()
@@ -256,6 +260,7 @@ def load(
     for source, given in (("environment", env), ("flag", flags)):
         config = _convert(_overrides(source, given), config, source, strict=False)
     config.policy.check()
+    publishers(config.published.endpoints, allow_tcp=config.serve.allow_insecure_tcp)
     return config
 
 
@@ -269,8 +274,18 @@ def _overrides(source: str, given: Mapping[str, str]) -> dict[str, Any]:
         node = tree
         for part in key.path[:-1]:
             node = node.setdefault(part, {})
+        if key.choices or not isinstance(key.default, str):
+            _check_text(name, given[name])
         node[key.path[-1]] = _table(name, given[name]) if key.default == {} else given[name]
     return tree
+
+
+def _check_text(name: str, text: str) -> None:
+    """Only a path may have bytes that are not UTF-8. Raises ConfigError."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ConfigError(f"{name}: is not UTF-8") from None
 
 
 def _table(name: str, text: str) -> Any:
@@ -315,7 +330,7 @@ def _only(shape: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
     """The entries of `values` that `shape` has too."""
     return {
         name: _only(part, values[name])
-        if isinstance(part, dict) and name != "params"
+        if isinstance(part, dict) and name not in WHOLE
         else values[name]
         for name, part in shape.items()
     }
@@ -324,7 +339,7 @@ def _only(shape: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
 def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
     merged = dict(base)
     for name, part in over.items():
-        whole = name == "params"  # of one policy: those of another are none of its
+        whole = name in WHOLE
         merged[name] = part if whole or not isinstance(part, dict) else _merge(merged[name], part)
     return merged
 

@@ -8,7 +8,7 @@ SidecarError
 ├── PolicyError       a policy author's: its code failed
 │   └── .policy       its name
 └── PeerError         a peer's: a message that cannot be served
-    └── .cause        one of `wire.REFUSALS`, equal to the metric label
+    └── .cause        one of `wire.REFUSALS` or `published.stat.CAUSES`, equal to the metric label
 """
 
 

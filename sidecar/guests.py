@@ -2,6 +2,7 @@
 
 import ipaddress
 import logging
+import os
 import re
 from functools import partial
 from typing import Any
@@ -12,6 +13,7 @@ from aiohttp.typedefs import Handler
 
 from sidecar.complaints import bug
 from sidecar.logs import RateLimit
+from sidecar.takeover import peer_of
 
 MAX_CONNECTIONS = 128
 """At a time. Anybody on the machine can connect, and a process without a free file is ended by
@@ -69,6 +71,23 @@ def log_of(limit: RateLimit) -> logging.Logger:
     log = logging.Logger("sglang_dp_sidecar.http", logging.WARNING)
     log.addFilter(_Told(limit))
     return log
+
+
+def same_user(limit: RateLimit) -> Any:
+    """Middleware for a Unix socket: root and our own user only, whatever became of its mode."""
+
+    @web.middleware
+    async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
+        connection = request.get_extra_info("socket")
+        if connection is None:
+            raise web.HTTPForbidden(text="the connection is gone")
+        uid = peer_of(connection.fileno())[1]
+        if uid not in (0, os.geteuid()):
+            limit.warning("control user", f"control socket: user {uid} was refused")
+            raise web.HTTPForbidden(text=f"user {uid} may not, only user {os.geteuid()} may")
+        return await handler(request)
+
+    return guard
 
 
 def called_by(host: str) -> Any:

@@ -23,6 +23,8 @@ NAMESPACE_SEED = 0x6E616D65  # "name"
 PREFIX_SEED = 0x70726566  # "pref"
 BLOCK_SEED = 0x626C6F63  # "bloc"
 _MASK = (1 << 64) - 1
+_MAX_END = 1 << 62
+"""`wire.Count`: no prompt is longer, and blocks that grow by a half soon end beyond any number."""
 _LITTLE = sys.byteorder == "little"
 
 
@@ -90,7 +92,8 @@ def prefix_hash(tokens: Iterable[int], count: int, namespace: int = 0) -> int | 
 
 @lru_cache(maxsize=16)
 def block_ends(block_tokens: int, max_blocks: int, growth: int = 0) -> tuple[int, ...]:
-    """Token position at which each block ends, ascending. Shape (max_blocks,); () without blocks.
+    """Token position at which each block ends, ascending. Shape (<= max_blocks,): those that a
+    prompt can reach; () without blocks.
 
     growth: a block is as long as the growth-th part of what precedes it, rounded down to whole
     `block_tokens`, and at least one of them; 0: all are equal.
@@ -101,6 +104,8 @@ def block_ends(block_tokens: int, max_blocks: int, growth: int = 0) -> tuple[int
     end = 0
     for _ in range(max_blocks):
         end += block_tokens * (max(1, end // (block_tokens * growth)) if growth else 1)
+        if end > _MAX_END:
+            break
         ends.append(end)
     return tuple(ends)
 

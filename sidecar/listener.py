@@ -6,7 +6,7 @@ from socket import AF_UNIX
 from socket import socket as Socket
 
 from sidecar.errors import EndpointError
-from sidecar.sockets import Lock, clear_stale, prepare_directory, private
+from sidecar.files import Lock, clear_stale, identity, prepare_directory, private
 from sidecar.wire import MAX_IPC_PATH_BYTES
 
 
@@ -25,6 +25,12 @@ class Listener:
         self.path = path
         self._lock = Lock(path)
         self._socket: Socket | None = None
+        self._file: tuple[int, int] | None = None
+
+    @property
+    def lost(self) -> bool:
+        """Whether the socket's file is gone, or another's."""
+        return self._socket is not None and self._file != identity(self.path)
 
     def listen(self) -> Socket:
         """Bind and listen. Raises EndpointError; nothing stays bound then."""
@@ -49,8 +55,9 @@ class Listener:
     def close(self) -> None:
         """Remove the file, close the socket, release the lock; safe to call twice."""
         if self._socket is not None:
-            with contextlib.suppress(OSError):
-                os.unlink(self.path)
+            if not self.lost:
+                with contextlib.suppress(OSError):
+                    os.unlink(self.path)
             self._socket.close()
             self._socket = None
         self._lock.release()
@@ -61,7 +68,7 @@ class Listener:
             listener.setblocking(False)
             with private():
                 listener.bind(self.path)
-            self._socket = listener
+            self._socket, self._file = listener, identity(self.path)
             listener.listen()
         except OSError as error:
             listener.close()

@@ -6,9 +6,26 @@ from typing import Any
 
 from sidecar.wire import LoadReport
 
-# Both epochs are taken when the model is loaded: seconds apart in one start of a server, minutes if
-# a rank's disk is slow. A scheduler that joins a server this young alone is known by its change.
+# A controller is made once the ranks of its node have loaded their model, which in one start of a
+# server takes minutes if a disk is slow. Those of other nodes load in step and are ready seconds
+# after it, by clocks that may differ; one that is a minute later has joined alone, or it could not
+# have loaded a model.
 TOGETHER_NS = 600 * 10**9
+JOINED_NS = 60 * 10**9
+# More than a rank can have been sent between the newest query and a report that is newer.
+UNTOLD_REQUESTS = 1000
+# Within so many seconds and looks (`RankState.narrow`) a rank has once taken in all it was sent: it
+# does so at every step, and reports then.
+NARROW_SECONDS, NARROW_LOOKS = 2.0, 8
+# In place of the protocol's, where a report was made of what SGLang's own publisher tells
+# (sidecar/published); no message with it is read from a socket. Its epoch counts the restarts seen.
+PUBLISHED = 0
+
+
+def is_published(report: LoadReport) -> bool:
+    """Whether the report was made of what SGLang publishes; `received` is then what the controller
+    had sent a while before, in its own counting, and what the prefix cache did is not known."""
+    return report.version == PUBLISHED
 
 
 @dataclass(slots=True)
@@ -26,6 +43,22 @@ class RankState:
     sent_tokens_origin: int = 0
     pair: tuple[int, int | None] | None = None
     """Epochs of the controller and the scheduler that the origins are for."""
+    paired_at: float = 0.0
+    before: tuple[int, int | None] | None = None
+    """The pair before `pair`."""
+    unsure: bool = False
+    """Whether something may have been in flight when the origins were found."""
+    least: tuple[int, int] | None = None
+    """Least requests and tokens that were in flight by these origins since `looked_since`."""
+    looked_since: float = 0.0
+    looks: int = 0
+
+    @property
+    def source(self) -> str | None:
+        """Where the last report is from: `hook`, `published`; None: there was none."""
+        if self.report is None:
+            return None
+        return "published" if is_published(self.report) else "hook"
 
     def in_flight(self) -> tuple[int, int]:
         """Requests and prompt tokens sent and not yet received."""
@@ -36,28 +69,69 @@ class RankState:
             max(0, self.sent_tokens - self.sent_tokens_origin - received_tokens),
         )
 
-    def reconcile(self, controller: int) -> None:
+    def reconcile(self, controller: int, now: float, spoke_at: float) -> None:
         """Find the origins anew if either process is another than before.
 
-        controller: epoch of the controller that counts `sent`. Of a pair that did not start
-        together nobody knows what was in flight when the older of the two was joined by the
-        younger: counting starts at zero then.
+        controller: epoch of the controller that counts `sent`; spoke_at: when the process that is
+        replaced was heard last. Of a pair that did not start together nobody knows what was in
+        flight when the older of the two was joined by the younger: counting starts at zero then,
+        and `narrow` finds by how much that was wrong.
         """
         pair = (controller, self.report.epoch if self.report else None)
         if pair == self.pair:
             return
         before, self.pair = self.pair, pair
-        if _together(pair) and not _together(before):
+        # The whole server started again, minutes after its start: both are new one after the other,
+        # and neither was heard beside the other's predecessor.
+        again = before is not None and self.before is not None and spoke_at <= self.paired_at
+        earlier = set(self.before or ())
+        again = again and None not in earlier and not set(pair) & earlier
+        # A scheduler that has received more than this controller has sent served one before it.
+        older = self.report is not None and self.report.received > self.sent + UNTOLD_REQUESTS
+        self.unsure = not _together(pair) or older or (_together(before) and not again)
+        if not self.unsure:
             self.sent_origin = self.sent_tokens_origin = 0
         else:
             report = self.report
             self.sent_origin = self.sent - (report.received if report else 0)
             self.sent_tokens_origin = self.sent_tokens - (report.received_tokens if report else 0)
+        self.before, self.paired_at = before, now
+        self._look_anew(now)
+
+    def narrow(self, now: float, *, newest: bool) -> bool:
+        """Correct origins that were found in passing; whether any has changed.
+
+        newest: whether `sent` is newer than the report. Less than nothing is then never in flight;
+        and what always seems to be was received before it was heard that it was sent, or is lost.
+        """
+        report = self.report
+        if report is None:
+            return False
+        requests = self.sent - self.sent_origin - report.received
+        tokens = self.sent_tokens - self.sent_tokens_origin - report.received_tokens
+        least = self.least or (requests, tokens)
+        self.least = least = (min(least[0], requests), min(least[1], tokens))
+        self.looks += 1
+        over = self.looks >= NARROW_LOOKS and now - self.looked_since >= NARROW_SECONDS
+        too_few = (min(0, requests), min(0, tokens)) if newest else (0, 0)
+        too_many = (max(0, least[0]), max(0, least[1])) if over else (0, 0)
+        wrong, wrong_tokens = too_few[0] + too_many[0], too_few[1] + too_many[1]
+        self.sent_origin += wrong
+        self.sent_tokens_origin += wrong_tokens
+        changed = bool(wrong or wrong_tokens)
+        if over or changed:
+            self._look_anew(now)
+        return changed
+
+    def _look_anew(self, now: float) -> None:
+        self.least, self.looks, self.looked_since = None, 0, now
 
 
 def _together(pair: tuple[int, int | None] | None) -> bool:
     """Whether controller and scheduler belong to one start of the server."""
-    return pair is not None and pair[1] is not None and abs(pair[0] - pair[1]) <= TOGETHER_NS
+    return (
+        pair is not None and pair[1] is not None and -JOINED_NS <= pair[0] - pair[1] <= TOGETHER_NS
+    )
 
 
 @dataclass(slots=True)

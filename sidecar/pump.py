@@ -7,6 +7,7 @@ import time
 import zmq
 
 from sidecar import wire
+from sidecar.awake import Awake
 from sidecar.complaints import Complaints, bug
 from sidecar.errors import PeerError
 from sidecar.service import Service
@@ -18,6 +19,8 @@ BURST_NS = 2_000_000
 # Reports are heard for so long before the first query: ranks that found nobody connect again every
 # 40 ms (sglang_hook/peer.py) and report at their next step, so the first decision knows the load.
 LISTEN_SECONDS = 0.06
+# Longest time for reports alone after a sleep, whatever there is of them.
+CATCH_UP_SECONDS = 1.0
 
 # Plain integers: pyzmq's enumerations cost a microsecond each time they are looked at.
 _NOBLOCK = int(zmq.NOBLOCK)
@@ -32,6 +35,9 @@ class Pump:
         self.service = service
         self.complaints = complaints
         self.router, self.pull = sockets.router, sockets.pull
+        self._awake = Awake()
+        self._catching_up_until = 0.0
+        """Monotonic seconds; 0: queries are answered."""
         sockets.gate.failed = complaints.handshake
 
     async def start(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -46,6 +52,7 @@ class Pump:
         loop.add_reader(self.router.fileno(), self._on_queries)
         loop.call_soon(self._on_queries)
         self.sockets.gate.watch(loop)
+        self._awake.start(loop)
 
     async def drain(self, loop: asyncio.AbstractEventLoop, seconds: float) -> None:
         """Answer what is queued, for so long at most, and nothing after that."""
@@ -56,10 +63,29 @@ class Pump:
             loop.remove_reader(self.router.fileno())
             loop.remove_reader(self.pull.fileno())
         self.sockets.gate.unwatch(loop)
+        self._awake.stop()
 
     def _on_queries(self) -> None:
-        if not self.router.closed and self._serve_burst():
+        if not self.router.closed and not self._catching_up() and self._serve_burst():
             asyncio.get_running_loop().call_soon(self._on_queries)
+
+    def _catching_up(self) -> bool:
+        """Whether reports are read first: after a sleep they are old, and the newest the last."""
+        if self._awake.slept() and not self._catching_up_until:
+            self._catching_up_until = time.monotonic() + CATCH_UP_SECONDS
+            asyncio.get_running_loop().call_later(LISTEN_SECONDS, self._catch_up)
+        return self._catching_up_until > 0
+
+    def _catch_up(self) -> None:
+        """Answer queries again once there is no report left."""
+        if self.pull.closed:
+            return
+        if self._take_burst() and time.monotonic() < self._catching_up_until:
+            asyncio.get_running_loop().call_soon(self._catch_up)
+            return
+        self._catching_up_until = 0.0
+        self._on_reports()  # what it has not taken
+        self._on_queries()
 
     def _serve_burst(self) -> bool:
         """Answer queries for up to BURST_NS; True if there may be more.
@@ -103,14 +129,17 @@ class Pump:
         return wire.encode(wire.Refusal(wire.VERSION, seq, error.cause, str(error)[:256]))
 
     def _on_reports(self) -> None:
-        if self.pull.closed:
-            return
+        if not self.pull.closed and self._take_burst():
+            asyncio.get_running_loop().call_soon(self._on_reports)
+
+    def _take_burst(self) -> bool:
+        """Take reports in for up to BURST_NS; True if there may be more, see `_serve_burst`."""
         until = time.perf_counter_ns() + BURST_NS
         while time.perf_counter_ns() < until:
             try:
                 payload = self.pull.recv(_NOBLOCK)
             except zmq.Again:
-                return
+                return False
             try:
                 self.service.report(wire.decode_report(payload), time.monotonic())
             except PeerError as error:
@@ -118,5 +147,5 @@ class Pump:
             except Exception as error:  # noqa: BLE001 - as above: the FD told of them already
                 self.complaints.rejected("report", bug(error))
             if not self.pull.getsockopt(_EVENTS) & _POLLIN:  # type: ignore[operator]
-                return
-        asyncio.get_running_loop().call_soon(self._on_reports)
+                return False
+        return True

@@ -9,10 +9,11 @@ import sys
 from collections.abc import Sequence
 
 from sidecar import __version__, logs
+from sidecar.ceiling import LOOK_SECONDS, Ceiling
 from sidecar.complaints import Complaints
 from sidecar.config import Config, Loader
 from sidecar.curve import server_keys
-from sidecar.errors import ConfigError
+from sidecar.errors import ConfigError, EndpointError
 from sidecar.logs import logger
 from sidecar.metrics import Health
 from sidecar.notify import notify
@@ -22,6 +23,7 @@ from sidecar.sites import Sites
 from sidecar.sockets import Sockets
 from sidecar.steering import told
 from sidecar.takeover import PATIENCE, Handover, Upgrade, claim
+from sidecar.vigil import Vigil
 
 SWITCH_SECONDS = 0.0005
 """A tenth of the deadline of most hooks; Python's own default is all of it."""
@@ -129,25 +131,56 @@ class Server:
     async def _serve(self, loop: asyncio.AbstractEventLoop) -> None:
         """Bind, and serve until told to stop."""
         await self.pump.start(loop)
+        feed = self.service.feed
+        if feed is not None:
+            feed.start(loop)
         # Dispatch waits for nobody: an address may take long to resolve.
-        http = asyncio.create_task(self.sites.start())
+        vigil = Vigil(self.pump.sockets, self.sites, self.complaints)
+        beside = (self.sites.start(), vigil.keep(), self._watch(loop, vigil))
+        tasks = [asyncio.create_task(one) for one in beside]
         self.ready = True
         self._log_ready()
         notify("READY=1", f"MAINPID={os.getpid()}")
         try:
             await self._stop.wait()
         finally:
-            http.cancel()
-            await asyncio.gather(http, return_exceptions=True)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
             if self.handover.successor is None:
                 notify("STOPPING=1")
             else:
                 # First, while queries are still answered: it may wait for open connections.
                 await self.sites.stop()
             self.ready = False
+            if feed is not None:
+                feed.stop(loop)
             await self.pump.drain(loop, self.config.serve.drain_seconds)
             await self.sites.stop()
             self.pump.sockets.close()
+
+    async def _watch(self, loop: asyncio.AbstractEventLoop, vigil: Vigil) -> None:
+        """Make the sockets anew whenever peers have taken too much."""
+        ceiling, feed = Ceiling(), self.service.feed
+        while True:
+            cause = ceiling.reached()
+            if cause:
+                self.complaints.flooded(cause)
+                await self.pump.drain(loop, 0)
+                self.pump.sockets.close(linger=0)
+                if feed is not None:
+                    feed.stop(loop)
+                    feed.start(loop)
+                ceiling.settle()
+                self.pump = self._make_pump()
+                vigil.sockets = self.pump.sockets
+                try:
+                    await self.pump.start(loop)
+                except EndpointError as error:
+                    logger.error("the sockets cannot be made anew: %s; this process ends", error)
+                    self._end()
+                    return
+            await asyncio.sleep(LOOK_SECONDS)
 
     def _log_ready(self) -> None:
         logger.info(

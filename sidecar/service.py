@@ -22,12 +22,13 @@ from sidecar.paths import Paths
 from sidecar.steering import Prepared, Steering, prepare
 
 if TYPE_CHECKING:
+    from sidecar.feed import Feed
     from sidecar.journal.writer import Journal
 
 
 def _fixed(config: Config) -> tuple[object, ...]:
     """What a process keeps for its life."""
-    return config.serve, config.admin, config.decision_log
+    return config.serve, config.published, config.admin, config.decision_log
 
 
 class Service:
@@ -45,7 +46,7 @@ class Service:
         self.complaints = complaints
         self.health: Health = complaints.health
         budget = Budget(config.serve.stale_seconds, config.serve.max_instances)
-        # What packages offer is looked up where it is asked for, and in full once queries are served.
+        # What packages offer is looked up where it is needed, and in full once queries are served.
         catalog = Catalog()
         prepared = prepare(catalog, config.policy)
         self.dispatcher = Dispatcher(prepared.policy, budget, time.time_ns(), complaints.policy)
@@ -63,11 +64,18 @@ class Service:
             self.journal = journal_of(config, self.dispatcher, self.health, complaints.limit)
             self.aftermath.observers["decision log"] = self.journal
             self.steering.on_change = self._policy_changed
+        self.feed: Feed | None = None
+        if config.published.endpoints:
+            from sidecar import feed
+
+            self.feed = feed.Feed(config, self.dispatcher, self.report, complaints)
         self._reload_lock = asyncio.Lock()
 
     def handle(self, query: wire.Query, now: float, size: int) -> wire.Reply:
         """Decide; what looks on follows later. size: bytes of the query. Raises PeerError."""
         reply = self.dispatcher.handle(query, now)
+        if self.feed is not None:
+            self.feed.sent(query, now)
         self.aftermath.decided(query, reply, now, size)
         return reply
 

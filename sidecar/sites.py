@@ -70,6 +70,18 @@ class Sites:
         except asyncio.TimeoutError:
             logger.warning("policies of packages: not imported within %g s", FIND_SECONDS)
 
+    async def mend(self) -> list[str]:
+        """Listen again at the control socket if somebody removed its file. Its path, if so.
+
+        Raises EndpointError if that cannot be.
+        """
+        path = control_path(self.config.serve.endpoint, self.config.serve.control)
+        if self._made is None or not self._made[0].lost:
+            return []
+        await self._made[0].stop()
+        await self._made[0].start(path)
+        return [path]
+
     async def stop(self) -> None:
         """Close the listeners; safe to call twice."""
         if self._made is not None:

@@ -1,17 +1,16 @@
-"""Binding: one sidecar an address, mode 0600, stale files taken over, other people's files kept."""
+"""Binding: one sidecar an address, and staying reachable there."""
 
 import contextlib
-import fcntl
 import os
-import stat
 from collections.abc import Iterator
-from pathlib import Path
+from typing import NamedTuple
 
 import zmq
 
 from sidecar.curve import ServerKeys
 from sidecar.errors import EndpointError
-from sidecar.gate import Gate
+from sidecar.files import Lock, clear_stale, identity, prepare_directory, private
+from sidecar.gate import HANDSHAKE_MS, Gate
 from sidecar.wire import (
     MAX_MESSAGE_BYTES,
     check_endpoint,
@@ -45,86 +44,13 @@ def send(socket: "zmq.Socket[bytes]", frames: list[bytes]) -> None:
     socket.send(frames[-1], _NOBLOCK)
 
 
-class Lock:
-    """Exclusive use of an ipc path: a second bind would silently steal it (libzmq 2059)."""
+class Bound(NamedTuple):
+    """A socket file that we have made."""
 
-    def __init__(self, path: str) -> None:
-        self.path = path + ".lock"
-        self._fd = -1
-
-    def acquire(self) -> None:
-        """Take the lock. Raises EndpointError if another sidecar holds it."""
-        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-        try:
-            fd = os.open(self.path, flags, 0o600)
-        except OSError as error:
-            raise EndpointError(f"{self.path}: {error.strerror}") from None
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            holder = os.pread(fd, 32, 0).decode(errors="replace").strip()
-            os.close(fd)
-            raise EndpointError(f"{self.path}: held by another sidecar, pid {holder}") from None
-        os.truncate(fd, 0)
-        os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
-        self._fd = fd
-
-    def free(self) -> bool:
-        """Whether nobody holds it now; a lock that cannot be looked at counts as free."""
-        try:
-            fd = os.open(self.path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
-        except OSError:
-            return True
-        try:
-            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except OSError:
-            return False
-        finally:
-            os.close(fd)
-        return True
-
-    def release(self) -> None:
-        """Let go; safe to call twice. The file stays: removing it would race with a successor."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
-
-
-def prepare_directory(path: str, flag: str = "--endpoint") -> None:
-    """Make the directory of a socket, mode 0700, if it is missing. Raises EndpointError.
-
-    flag: what chooses the path.
-    """
-    directory = Path(path).parent
-    try:
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError as error:
-        raise EndpointError(
-            f"{directory}: {error.strerror}; the sidecar keeps its sockets there, see {flag}"
-        ) from None
-
-
-def clear_stale(path: str, flag: str = "--endpoint") -> None:
-    """Remove the socket file of a dead sidecar. Raises EndpointError for any other file."""
-    try:
-        mode = os.lstat(path).st_mode
-        if not stat.S_ISSOCK(mode):
-            raise EndpointError(f"{path}: is not a socket; it is kept, choose another {flag}")
-        os.unlink(path)
-    except FileNotFoundError:
-        return
-    except OSError as error:
-        raise EndpointError(f"{path}: {error.strerror}") from None
-
-
-@contextlib.contextmanager
-def private() -> Iterator[None]:
-    """A socket file gets mode 0600 when it is made: there is no moment at which it is open."""
-    before = os.umask(0o177)
-    try:
-        yield
-    finally:
-        os.umask(before)
+    path: str
+    file: tuple[int, int] | None
+    socket: "zmq.Socket[bytes]"
+    name: str
 
 
 class Sockets:
@@ -152,7 +78,7 @@ class Sockets:
         self.router: zmq.Socket[bytes] = self.context.socket(zmq.ROUTER)
         self.pull: zmq.Socket[bytes] = self.context.socket(zmq.PULL)
         self._lock: Lock | None = None
-        self._bound: list[str] = []
+        self._bound: list[Bound] = []
 
     def bind(self) -> None:
         """Bind both. Raises EndpointError; nothing stays bound then."""
@@ -165,6 +91,11 @@ class Sockets:
             # Enough for the last replies to reach their peers, little enough to exit within 2 s.
             socket.linger = 200
             socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
+            # Whoever never greets is let go.
+            socket.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
+            # Beside the mode of the files: by what the kernel says of who connects (SO_PEERCRED).
+            for user in {0, os.geteuid()}:
+                socket.setsockopt(zmq.IPC_FILTER_UID, user)
         path = self.endpoint.removeprefix("ipc://") if self.endpoint.startswith("ipc://") else None
         with self._or_close():
             if path is not None:
@@ -188,15 +119,44 @@ class Sockets:
             self.close()
             raise
 
-    def close(self) -> None:
-        """Close sockets, remove their files, release the lock; safe to call twice."""
-        self.context.destroy()
+    def close(self, linger: int | None = None) -> None:
+        """Close sockets, remove their files, release the lock; safe to call twice.
+
+        linger: milliseconds for what is not sent yet; None: as set when binding.
+        """
+        self.context.destroy(linger)
         # libzmq leaves the files behind; while the lock is held they cannot be a successor's.
         while self._bound:
-            with contextlib.suppress(OSError):
-                os.unlink(self._bound.pop())
+            bound = self._bound.pop()
+            if bound.file == identity(bound.path):
+                with contextlib.suppress(OSError):
+                    os.unlink(bound.path)
         if self._lock is not None:
             self._lock.release()
+
+    def mend(self) -> list[str]:
+        """Make the files again that somebody removed; who is connected stays so. Their paths.
+
+        Raises EndpointError if the place is another's by now, or cannot be had.
+        """
+        if self._lock is not None and self._lock.lost():
+            path = self.endpoint.removeprefix("ipc://")
+            prepare_directory(path)
+            lock = Lock(path)
+            lock.acquire()
+            self._lock.release()
+            self._lock = lock
+        taken = [one for one in self._bound if one.file != identity(one.path)]
+        for one in taken:
+            if identity(one.path) is not None:
+                raise EndpointError(
+                    f"{one.path}: is no longer our socket, so nobody new reaches us; remove it"
+                )
+        for one in taken:
+            # Beside the listener that lost its file: to stop it would end its connections.
+            self._bind_one(one.socket, f"ipc://{one.path}", one.name)
+            self._bound.remove(one)
+        return [one.path for one in taken]
 
     def _bind_one(self, socket: "zmq.Socket[bytes]", endpoint: str, name: str) -> None:
         path = endpoint.removeprefix("ipc://") if endpoint.startswith("ipc://") else None
@@ -211,6 +171,6 @@ class Sockets:
             with private():
                 socket.bind(endpoint)
             if path is not None:
-                self._bound.append(path)
+                self._bound.append(Bound(path, identity(path), socket, name))
         except zmq.ZMQError as error:
             raise EndpointError(f"{endpoint}: {error.strerror}") from None

@@ -20,9 +20,9 @@ from msgspec import Meta
 
 from sidecar import __version__
 from sidecar.errors import ConfigError, ControlError, EndpointError, RefusedError
+from sidecar.files import Lock
 from sidecar.listener import control_path
 from sidecar.logs import logger
-from sidecar.sockets import Lock
 from sidecar.wire import report_endpoint
 
 # Seconds beyond the drain that a hand-over may take. On an idle machine it takes 5 ms.

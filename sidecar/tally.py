@@ -57,10 +57,16 @@ class Tally:
     """Versions and settings that the hook told."""
     telemetry: Telemetry | None = None
     """What the hook measured of its queries, as it last told."""
+    newest: tuple[int, int] = (-1, -1)
+    """Epoch of the controller and number of the query that told all this."""
 
     def hear(self, query: Query) -> None:
         """Take in what the hook counted by itself."""
         self.queries += 1
+        epoch, seq = self.newest
+        if query.epoch == epoch and query.seq < seq:
+            return  # it was late: younger ones have told more
+        self.newest = query.epoch, query.seq
         if query.bypassed is not None:
             self.bypassed = query.bypassed
         if query.abstained is not None:

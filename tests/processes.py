@@ -341,8 +341,12 @@ class Clock:
         return self.now
 
 
-def in_fork(task: Callable[[], Any], meanwhile: Callable[[], Any] = lambda: None) -> str:
-    """`str(task())` of a forked child, which has PATIENCE to return; `meanwhile` runs here."""
+def in_fork(
+    task: Callable[[], Any],
+    meanwhile: Callable[[], Any] = lambda: None,
+    timeout: float = PATIENCE,
+) -> str:
+    """`str(task())` of a forked child, which has so long to return; `meanwhile` runs here."""
     import warnings
 
     receiving, sending = os.pipe()
@@ -362,7 +366,7 @@ def in_fork(task: Callable[[], Any], meanwhile: Callable[[], Any] = lambda: None
     os.close(sending)
     try:
         meanwhile()
-        wait_for(lambda: os.waitpid(pid, os.WNOHANG)[0] == pid)
+        wait_for(lambda: os.waitpid(pid, os.WNOHANG)[0] == pid, timeout)
         with os.fdopen(receiving) as pipe:
             return pipe.read()
     except AssertionError:

@@ -1,5 +1,6 @@
 """Load accounting: in flight, staleness, dead ranks, bounds. Restarts: test_budget_restarts.py."""
 
+import contextlib
 import copy
 
 import pytest
@@ -73,6 +74,21 @@ def test_a_report_of_an_older_process_is_dropped() -> None:
     assert instance.apply_query(query(), STALE_SECONDS + 0.1).requests[0] == 3
 
 
+def test_a_new_process_with_an_older_clock_is_heard_before_its_rank_is_stale() -> None:
+    instance = Instance("i", STALE_SECONDS)
+    instance.apply_query(query(), 0.0)
+    for rank in range(8):
+        instance.apply_report(report(rank, 1, epoch=2), 0.0)
+    now = 0.0
+    for seq in range(1, 60):
+        for rank in range(8):
+            now += 0.03
+            with contextlib.suppress(PeerError):
+                instance.apply_report(report(rank, seq, epoch=1), now)
+            assert all(instance.apply_query(query(), now).usable)
+    assert [state.report.epoch for state in instance.states.values()] == [1] * 8
+
+
 def test_a_rank_that_stops_reporting_is_stale_until_it_reports() -> None:
     instance = fresh_instance(8)
     now = 0.0
@@ -98,8 +114,37 @@ def test_all_stale_is_no_known_load_and_all_usable() -> None:
     view = instance.apply_query(query(), STALE_SECONDS * 3)
     assert (view.known, view.average()) == (0, 0.0)
     assert view.usable == [True] * 8
-    instance.apply_report(report(4, 2), STALE_SECONDS * 3)
-    assert view.usable == [False, False, False, False, True, False, False, False]
+
+
+@given(st.lists(st.floats(0.0, 0.25), min_size=8, max_size=8), st.floats(1.0, 10.0))
+def test_ranks_that_fall_silent_together_are_all_usable(
+    heartbeats: list[float], stall: float
+) -> None:
+    """As under DP attention, which keeps them in step, or if it is we who stood still."""
+    instance = fresh_instance(8)
+    now = 0.0
+    for seq in range(2, 20):
+        now = seq / 4
+        for rank, phase in enumerate(heartbeats):
+            instance.apply_report(report(rank, seq), now + phase)
+    ends = now + 0.25 + stall * STALE_SECONDS
+    while now < ends:
+        now += 0.1
+        assert all(instance.apply_query(query(), now).usable)
+    for rank, phase in sorted(enumerate(heartbeats), key=lambda each: each[1]):
+        instance.apply_report(report(rank, 20), ends + phase)
+        assert all(instance.apply_query(query(), ends + phase).usable)
+
+
+def test_one_that_stays_silent_when_the_others_go_on_is_stuck() -> None:
+    instance = fresh_instance(8)
+    begins, now = STALE_SECONDS * 3, STALE_SECONDS * 3
+    while all(instance.apply_query(query(), now).usable):
+        now += 0.25
+        for rank in range(7):
+            instance.apply_report(report(rank, round(now * 4)), now)
+        assert now < begins + STALE_SECONDS
+    assert instance.view.usable == [True] * 7 + [False]
 
 
 def test_a_rank_that_never_reports_is_as_loaded_as_the_others() -> None:

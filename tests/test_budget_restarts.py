@@ -208,6 +208,41 @@ def test_the_whole_server_while_the_sidecar_is_new() -> None:
     play.expect_exact_from_here()
 
 
+@pytest.mark.parametrize("reports_first", [False, True])
+@pytest.mark.parametrize("later", [SECOND, -SECOND])
+def test_the_whole_server_again_within_minutes(reports_first: bool, later: int) -> None:
+    """As after a crash at its start, or with its clock stepped back; heard of under load."""
+    play = busy()
+    play.settle()
+    play.now += 2 * STALE_SECONDS
+    play.epoch += later
+    play.server.restart_controller(play.epoch)
+    play.new_schedulers(later)
+    play.send(0, 0, 1)
+    play.take_in()
+    play.send(0, 0, 0, 2)
+    for step in (play.report, play.query) if reports_first else (play.query, play.report):
+        step()
+    assert in_flight(play.instance) == [3, 0, 1]
+    play.expect_exact_from_here()
+
+
+@pytest.mark.parametrize("side", ["controller", "schedulers"])
+def test_one_side_within_minutes_and_the_other_later(side: str) -> None:
+    """Each is seen to work with the one that was there before it: two restarts, not one."""
+    play = busy()
+    play.settle()
+    for one in (side, {"controller": "schedulers", "schedulers": "controller"}[side]):
+        play.epoch += SECOND
+        if one == "controller":
+            play.server.restart_controller(play.epoch)
+        else:
+            play.new_schedulers(SECOND)
+        play.expect_exact_from_here()
+        play.send(0, 1, 1, 2)
+        play.settle()
+
+
 KINDS = ["controller", "schedulers", "server, query first", "server, reports first", "sidecar"]
 
 

@@ -83,10 +83,11 @@ def test_case_11_keys_of_a_silent_rank_move_and_return() -> None:
 
     homes = [order[0] for order in orders]
     assert ask(1, 0.0, None) == homes
-    moved = ask(2, STALE_SECONDS * 2, 2)
+    assert [ask(2 + step, step * STALE_SECONDS / 4, 2) for step in range(1, 5)] == [homes] * 4
+    moved = ask(7, STALE_SECONDS * 1.25, 2)
     assert moved == [order[1] if order[0] == 2 else order[0] for order in orders]
     assert dispatcher.tallies[INSTANCE].decisions["prefix_affinity"]["stale_skip"] == homes.count(2)
-    assert ask(3, STALE_SECONDS * 2 + 0.1, None) == homes
+    assert ask(8, STALE_SECONDS * 1.25 + 0.1, None) == homes
 
 
 def test_case_12_all_stale_is_rendezvous_without_a_guard() -> None:

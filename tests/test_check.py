@@ -165,7 +165,9 @@ def test_directories(directory: Path) -> None:
     open_to_all = directory / "open"
     open_to_all.mkdir()
     open_to_all.chmod(0o777)
-    of(found(NO_HTTP, at=open_to_all / "q"), "warning", "0777", "chmod 700")
+    of(found(NO_HTTP, at=open_to_all / "q"), "problem", "0777", "chmod 700")
+    open_to_all.chmod(0o770)
+    of(found(NO_HTTP, at=open_to_all / "q"), "warning", "0770", "chmod 700")
     open_to_all.chmod(0o1777)
     assert not bad(found(NO_HTTP, at=open_to_all / "q")), "sticky, as /tmp"
 

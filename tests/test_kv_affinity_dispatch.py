@@ -105,6 +105,19 @@ def test_a_key_that_came_after_the_flush_is_at_home() -> None:
     assert one(server, bound("i", 1, age_ms=-1)) == (1, "affinity_hit")  # nobody knows when
 
 
+def test_a_key_that_came_after_the_restart_is_at_home() -> None:
+    """The new process was there before its first report was: such a key may be in its cache."""
+    server = make_server(range(3))
+    server.now += 5.0
+    server.report(1)
+    server.now += 4.0
+    server.restart(1)
+    server.report(1)
+    server.now += 1.0
+    assert one(server, bound("k", 1, age_ms=4900)) == (1, "affinity_hit")
+    assert one(server, bound("j", 1, age_ms=5100))[1] == "placed"
+
+
 @pytest.mark.parametrize("ranks", [range(1), range(2), [0, 5, 9], range(320)])
 def test_without_any_report(ranks: object) -> None:
     server, counts = bare_server(ranks), Counter()
@@ -132,10 +145,10 @@ def test_stale_reports_of_one_rank() -> None:
     server = make_server(range(4))
     server.put(bound("k", 2, 200))
     server.finish()
-    server.now += 2 * STALE_SECONDS
-    for rank in (0, 1, 3):
-        server.report(rank)
-    server.now += STALE_SECONDS / 2
+    for _ in range(5):
+        server.now += STALE_SECONDS / 4
+        for rank in (0, 1, 3):
+            server.report(rank)
     for facts in (bound("k", 2), prompt("of k", 200)):
         rank, reason = one(server, facts)
         assert (rank != 2, reason) == (True, "stale_skip")

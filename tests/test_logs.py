@@ -3,6 +3,8 @@
 import json
 import logging
 import os
+import re
+import select
 from collections.abc import Iterator
 
 import pytest
@@ -23,6 +25,7 @@ def handler() -> Iterator[logging.Handler]:
             self.lines.append(self.format(record))
 
     before, level, propagate = logger.handlers[:], logger.level, logger.propagate
+    last_resort = logging.lastResort
     collector = Collector()
     logger.handlers[:] = [collector]
     logger.setLevel("INFO")
@@ -30,6 +33,7 @@ def handler() -> Iterator[logging.Handler]:
     logger.handlers[:] = before
     logger.setLevel(level)
     logger.propagate = propagate
+    logging.lastResort = last_resort
 
 
 def test_json_fields(handler: logging.Handler) -> None:
@@ -94,3 +98,49 @@ def test_configuring_again_does_not_double_the_lines(
     logger.info("once")
     (line,) = capsys.readouterr().err.splitlines()
     assert json.loads(line)["event"] == "once"
+
+
+@pytest.fixture
+def pipe(handler: logging.Handler, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+    """Standard error is a pipe; its reading end."""
+    reading, writing = os.pipe()
+    with os.fdopen(writing, "w") as stream:
+        monkeypatch.setattr("sys.stderr", stream)
+        configure("info", "text")
+        yield reading
+    os.close(reading)
+
+
+@pytest.mark.parametrize("size", [10, 3000, 200_000])
+def test_a_pipe_that_nobody_reads_is_not_waited_for(pipe: int, size: int) -> None:
+    for number in range(100_000 // size + 10):
+        logger.warning("%d %s", number, "x" * size)
+    os.set_blocking(pipe, False)
+    while os.read(pipe, 1 << 20):
+        if not select.select([pipe], [], [], 0)[0]:
+            break
+    logger.warning("read again")
+    left_out, last = os.read(pipe, 1 << 20).decode().splitlines()
+    assert re.search(r"WARNING .*: [1-9]\d* log lines left out", left_out)
+    assert last.endswith("read again")
+
+
+def test_lines_are_whole_while_somebody_reads(pipe: int) -> None:
+    logger.warning("long %s end", "x" * 30_000)
+    logger.info("surrogate \ud800")
+    long, surrogate = os.read(pipe, 1 << 20).decode().splitlines()
+    assert long.endswith("x end")
+    assert surrogate.endswith("surrogate \\ud800")
+
+
+def test_a_reader_that_is_gone_and_a_full_disk_harm_nobody(
+    handler: logging.Handler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "w") as gone, open("/dev/full", "w", encoding="utf-8") as full:
+        for stream in (gone, full, None):
+            monkeypatch.setattr("sys.stderr", stream)
+            configure("info", "json")
+            for _ in range(3):
+                logger.warning("nobody reads this")

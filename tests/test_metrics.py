@@ -59,10 +59,11 @@ def everything() -> tuple[Dispatcher, dict[str, int]]:
     free = key_preferring(SECOND, [rank for rank in range(8) if rank != 3])
     load_up_again(dispatcher, [0] * 8, 2, 0.0)
     dispatcher.handle(query([keyed(KEY), keyless(prefix=key_hash(KEY)), keyless()]), 0.0)
-    late = STALE_SECONDS * 3
-    for rank in range(8):
-        if rank != 3:
-            dispatcher.report(report(rank, 3), late)
+    late = STALE_SECONDS * 1.25
+    for seq in range(3, 8):
+        for rank in range(8):
+            if rank != 3:
+                dispatcher.report(report(rank, seq), (seq - 2) * STALE_SECONDS / 4)
     dispatcher.handle(query([keyed(KEY), by_token]), late)
     for name in ("round_robin", "total_requests", "total_tokens"):
         dispatcher.swap_policy(make_policy(name))
@@ -71,7 +72,7 @@ def everything() -> tuple[Dispatcher, dict[str, int]]:
     prompt = RequestFacts(b"", 0, 4096, None, list(range(1, 41)))
     first, home = dispatcher.handle(query([prompt] * 2), late).ranks  # placed, prefix_hit
     assert first == home
-    dispatcher.report(report(home, 4, running=60), late)
+    dispatcher.report(report(home, 8, running=60), late)
     dispatcher.handle(query([prompt]), late)  # prefix_spill: two ranks hold it now
     replica = msgspec.structs.replace(prompt, routing_key=b"k", last_rank=home, last_age_ms=1)
     dispatcher.handle(query([replica]), late)  # replica_hit

@@ -47,6 +47,7 @@ def test_histograms_are_called_so() -> None:
         ("abstained_total", metrics.ABSTAIN_CAUSES),
         ("policy_changes_total", CHANGES),
         ("decision_log_dropped_total", set(LOG_CAUSES)),
+        ("load_source", {"hook", "published"}),
     ],
 )
 def test_values_of_labels_are_listed(name: str, values: set[str]) -> None:

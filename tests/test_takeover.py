@@ -14,7 +14,7 @@ import pytest
 from sidecar import __version__, takeover, wire
 from sidecar.control import Control
 from sidecar.errors import ConfigError, EndpointError
-from sidecar.sockets import Lock
+from sidecar.files import Lock
 from sidecar.takeover import Handover
 from tests.processes import (
     Asker,

@@ -7,13 +7,15 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
+from sidecar import trust
 from sidecar.catalog import Catalog
 from sidecar.check.finding import Finding, note, ok, problem, warning
 from sidecar.config import Config
 from sidecar.curve import server_keys
 from sidecar.errors import ConfigError, EndpointError
+from sidecar.files import Lock
 from sidecar.listener import control_path
-from sidecar.sockets import Lock, Sockets
+from sidecar.sockets import Sockets
 from sidecar.steering import prepare
 from sidecar.tokens import read_token
 from sidecar.wire import MAX_IPC_PATH_BYTES
@@ -173,6 +175,11 @@ def _directory(directory: Path, flag: str) -> Iterator[Finding]:
         yield problem(f"{found}: mode {mode:04o}, user {owner(os.geteuid())} may not write", fix)
     elif found != directory:
         yield ok(f"{directory}: is made at the start, mode 0700")
+    elif trust.fault(f"{directory}/socket"):
+        yield problem(
+            f"{directory}: mode {mode:04o}: any user can put another socket there",
+            f"chmod 700 {directory}, or choose another {flag}",
+        )
     elif mode & 0o022 and not mode & stat.S_ISVTX:
         yield warning(
             f"{directory}: mode {mode:04o}: other users can put their own socket there",

@@ -145,6 +145,8 @@ class Decoder:
         self._history, self._requests = [], []
         if not len(requests) == len(record.chosen) == len(record.reasons):
             raise LogError("a decision has not as many ranks as requests")
+        if any(not 0 <= place < len(requests) for place in record.canary):
+            raise LogError("the canary decided a request that is not there")
         epoch, sent, tokens = self._counters(record)
         ranks = list(sent)
         query = Query(

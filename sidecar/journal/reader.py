@@ -37,7 +37,10 @@ _KNOWN = (
 )
 
 
-_NONSENSE = (ValueError, LookupError, TypeError, ArithmeticError, msgspec.MsgspecError)
+_NONSENSE = (
+    *(ValueError, LookupError, TypeError, ArithmeticError, RecursionError),
+    msgspec.MsgspecError,
+)
 
 
 class Reader:

@@ -6,11 +6,13 @@ from typing import NamedTuple
 
 from sidecar.budget import Instance
 from sidecar.dispatcher import Dispatcher
-from sidecar.loads import RankState
+from sidecar.loads import RankState, is_published
 from sidecar.metrics.families import Family, counter, gauge, label_text
+from sidecar.metrics.process import Health
 
 _RANK = ("instance", "dp_rank")
-# (name, help, field of the last report), as the schedulers count them: from their start on.
+# (name, help, field of the last report), as the hook in each scheduler counts them: from its start
+# on. SGLang publishes no such figures.
 _TOLD_COUNTERS = (
     (
         "admitted_prompt_tokens",
@@ -77,23 +79,48 @@ def _accounted(rows: list[_Row]) -> Iterator[Family]:
 def _told(rows: list[_Row], now: float) -> Iterator[Family]:
     """What the last reports say."""
     reported = [(at, state.report) for at, _, state in rows if state.report is not None]
-    for make, table in ((gauge, _TOLD_GAUGES), (counter, _TOLD_COUNTERS)):
+    hooked = [(at, report) for at, report in reported if not is_published(report)]
+    for make, table, who in (
+        (gauge, _TOLD_GAUGES, reported),
+        (counter, _TOLD_COUNTERS, hooked),
+    ):
         for name, text, field in table:
             family = make(name, text, _RANK)
-            for at, report in reported:
+            for at, report in who:
                 family.put(at, getattr(report, field))
             yield family
     started = gauge(
         "scheduler_start_time_seconds", "Start of the rank's scheduler, since 1970.", _RANK
     )
-    for at, report in reported:
+    for at, report in hooked:
         started.put(at, report.epoch / 1e9)
     yield started
+    yield _sources(rows)
     age = gauge("report_age_seconds", "Since the last load report of the rank.", _RANK)
     for at, _, state in rows:
         if state.report is not None:
             age.put(at, max(0.0, now - state.reported_at))
     yield age
+
+
+def _sources(rows: list[_Row]) -> Family:
+    source = gauge(
+        "load_source", "Where the rank's load is from; the value is always 1.", (*_RANK, "source")
+    )
+    for at, _, state in rows:
+        if state.source is not None:
+            source.put(f'{at},source="{state.source}"', 1)
+    return source
+
+
+def published_families(health: Health) -> Iterator[Family]:
+    """What SGLang itself published of its ranks' loads."""
+    loads = counter(
+        "published_loads", "Loads that SGLang published, by outcome.", ("instance", "outcome")
+    )
+    for (instance, outcome), count in health.published.items():
+        loads.add([instance, outcome], count)
+    yield loads
 
 
 def load_of(state: RankState) -> int:

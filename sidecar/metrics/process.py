@@ -5,6 +5,7 @@ from collections import Counter, deque
 from collections.abc import Iterator
 
 from sidecar import __version__
+from sidecar.ceiling import CAUSES as RESET_CAUSES
 from sidecar.dispatcher import Dispatcher
 from sidecar.metrics.families import BUCKETS_US, Family, Timings, counter, gauge
 from sidecar.orders import Change
@@ -30,6 +31,12 @@ class Health:
         self.handshake_failures: Counter[tuple[str, str]] = Counter()
         """(socket, cause of `gate.CAUSES`) -> connections over TCP."""
         self.reports = 0
+        self.load_source = "hook"
+        """`published`: SGLang's publishers are read too."""
+        self.published: Counter[tuple[str, str]] = Counter()
+        """(instance, one of `published.reports.OUTCOMES`) -> messages."""
+        self.resets: Counter[str] = Counter()
+        """Cause (of `ceiling.CAUSES`) -> how often the sockets were made anew."""
         self.policy_errors = 0
         self.changes: deque[Change] = deque(maxlen=MAX_HISTORY)
         """Of policies, the newest last."""
@@ -41,6 +48,8 @@ class Health:
         """Decisions in the decision log, and bytes of its files, written by this process."""
         self.log_dropped: Counter[str] = Counter()
         """Cause (`LOG_CAUSES`) -> decisions that are not in it."""
+        self.remade_sockets = 0
+        """Socket files made again."""
         self.reload_failures = 0
         self.last_reload_ok = True
 
@@ -79,6 +88,12 @@ def _refused(health: Health) -> Iterator[Family]:
 
 
 def _counted(health: Health) -> Iterator[Family]:
+    resets = counter(
+        "socket_resets", "How often all sockets were made anew, as too much had come.", ("cause",)
+    )
+    for cause in RESET_CAUSES:
+        resets.add([cause], health.resets[cause])
+    yield resets
     changes = counter("policy_changes", "Changes of the policies at work.", ("what",))
     for what in sorted(CHANGES | set(health.policy_changes)):
         changes.add([what], health.policy_changes[what])
@@ -98,6 +113,11 @@ def _counted(health: Health) -> Iterator[Family]:
             "reload_failures",
             "Reloads refused; the settings before stayed in force.",
             health.reload_failures,
+        ),
+        (
+            "sockets_remade",
+            "Socket files that somebody removed, and that were made again.",
+            health.remade_sockets,
         ),
         ("decision_log_records", "Decisions in the decision log.", health.log_records),
         ("decision_log_bytes", "Bytes written to the decision log.", health.log_bytes),

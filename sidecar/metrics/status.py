@@ -51,6 +51,7 @@ def _process_status(dispatcher: Dispatcher, health: Health, now: float) -> dict[
         else {**_second(shadow.seat), "compared": shadow.compared()},
         "changes": list(health.changes)[-SHOWN_CHANGES:],
         "last_reload_ok": health.last_reload_ok,
+        "load_source": health.load_source,
         "stale_seconds": dispatcher.budget.stale_seconds,
         "query_time": {"bounds_us": BUCKETS_US, "counts": health.query_time.counts},
     }
@@ -110,6 +111,7 @@ def _rank(rank: int, live: bool, state: RankState, now: float) -> dict[str, Any]
         "in_flight": requests,
         "load": load_of(state),
         "sent": state.sent,
+        "source": state.source,
     }
     told = dict.fromkeys(("running", "waiting", "received", "report_age_seconds"))
     told |= dict.fromkeys(("tokens", "capacity_tokens", "admitted_tokens", "cached_tokens"))

@@ -106,6 +106,10 @@ class Harness:
     def greet(self) -> None:
         """Nobody to meet."""
 
+    def standing(self) -> str:
+        """Nothing that the log should say of it."""
+        return ""
+
     def dispatch(self, *reqs: Any) -> None:
         for req in reqs:
             self.controller.dispatching_with_trace(req)

@@ -128,8 +128,10 @@ def test_warm_up_prompts_reach_every_rank(harness, warm_up):
     assert not harness.queries
 
 
-def test_follow_bootstrap_room_is_left_alone(make_harness):
+def test_follow_bootstrap_room_is_left_alone(make_harness, caplog):
     harness = make_harness("FOLLOW_BOOTSTRAP_ROOM")
+    [record] = [r for r in caplog.records if "dp_sidecar" in r.getMessage()]
+    assert "SGLang places every request by its room" in record.getMessage()
     harness.dispatch(*(generate(f"b{i}", "k", bootstrap_room=i) for i in range(RANKS)))
     assert harness.where() == {f"b{i}": i for i in range(RANKS)}
     assert not harness.queries

@@ -71,6 +71,12 @@ def test_every_way_to_start_a_server_loads_plugins_first(place: str) -> None:
     assert "load_plugins()" in (SGLANG / place).read_text()
 
 
+def test_its_processes_are_spawned() -> None:
+    """What the main process patched is lost in them: each attaches by itself."""
+    text = (SGLANG / "srt/entrypoints/engine.py").read_text()
+    assert 'set_start_method("spawn", force=True)' in text
+
+
 def test_schedulers_load_plugins() -> None:
     assert "load_plugins()" in (SGLANG / "srt/managers/scheduler.py").read_text()
 

@@ -270,7 +270,7 @@ def test_a_missing_seam_is_one_error_line(caplog, monkeypatch):
         ({"DP_SIDECAR_ENDPOINT": "tcp://127.0.0.1:1"}, "allow_insecure_tcp"),
         ({"DP_SIDECAR_ENDPOINT": "ipc:///x", "DP_SIDECAR_DEADLINE_MS": "0"}, "DEADLINE_MS"),
         ({"DP_SIDECAR_ENDPOINT": "ipc:///x", "DP_SIDECAR_DEADLINE_MS": "soon"}, "DEADLINE_MS"),
-        ({"DP_SIDECAR_ENDPOINT": "ipc:///x", "SGLANG_RUST_SERVER": "1"}, "SGLANG_RUST_SERVER"),
+        ({"DP_SIDECAR_ENDPOINT": "ipc:///x", "SGLANG_RUST_SERVER": "Y"}, "no Python controller"),
     ],
 )
 def test_what_is_wrong_is_said_and_sglang_starts(env, text):

@@ -1,14 +1,17 @@
 """deploy/container: linted, pinned, without rights; no container engine is needed for that."""
 
+import contextlib
 import json
 import re
 import shutil
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from sidecar import config
 from sidecar.cli import parser
@@ -111,3 +114,57 @@ def test_requirements_are_those_of_the_daemon() -> None:
         one = Requirement(text)
         assert versions[one.name] in one.specifier, f"{text}: compile requirements.txt again"
     assert not {"torch", "sglang", "numpy"} & versions.keys()
+
+
+def test_requirements_are_whole_and_hold_nothing_else() -> None:
+    """Each package that a pinned one needs is pinned too, and each pinned one is needed."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    asked = project["dependencies"] + project["optional-dependencies"]["daemon"]
+    versions, seen = pinned(), set[str]()
+    while asked:
+        one = Requirement(asked.pop())
+        name = canonicalize_name(one.name)
+        if name in seen or not any_python(one):
+            continue
+        seen.add(name)
+        assert name in versions, f"{name}: compile requirements.txt again"
+        # Of the version that is installed here; pip refuses any other gap when the image is built.
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            asked += metadata.requires(name) or []
+    # The file is for any interpreter: pyzmq needs cffi on PyPy, and we tomli on Python 3.10.
+    assert versions.keys() - seen <= {"tomli", "cffi", "pycparser"}
+
+
+def any_python(requirement: Requirement) -> bool:
+    """Whether a CPython on Linux that we support needs it, without extras."""
+    here = {"extra": "", "sys_platform": "linux", "platform_system": "Linux", "os_name": "posix"}
+    here |= {"implementation_name": "cpython", "platform_python_implementation": "CPython"}
+    marker = requirement.marker
+    return marker is None or any(
+        marker.evaluate({**here, "python_version": f"3.{n}", "python_full_version": f"3.{n}.0"})
+        for n in range(10, 14)
+    )
+
+
+def test_nothing_is_installed_that_is_not_pinned() -> None:
+    """By hash in the sidecar's image, without any dependency in SGLang's; and no root, no shell."""
+    installs = [line for stage in stages(SIDECAR) for line in values(stage, "RUN")]
+    assert sum("--require-hashes" in line for line in installs) == 1
+    pips = [part for line in installs for part in line.split("&&") if " install " in part]
+    pips = [part for part in pips if "pip" in part]
+    assert len(pips) == 2
+    for part in pips:
+        assert "--require-hashes" in part or {"--no-deps", "--no-index"} <= set(part.split())
+    last = stages(SIDECAR)[-1]
+    assert not values(last, "ADD") and "curl" not in SIDECAR.read_text()
+    user = values(last, "USER")[0].split(":")
+    assert all(int(part) > 0 for part in user)
+
+
+def test_what_is_audited_is_what_is_installed() -> None:
+    ran = subprocess.run(
+        ["make", "-n", "audit"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
+    assert f"-r {REQUIREMENTS.relative_to(ROOT)}" in ran
+    # Without --strict what could not be looked up counts as sound.
+    assert {"--strict", "--require-hashes", "--disable-pip"} <= set(ran.split())

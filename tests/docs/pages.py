@@ -7,7 +7,14 @@ from typing import NamedTuple
 
 from tests.processes import ROOT
 
-PAGES = ("README.md", "docs/operations.md", "docs/policies.md", "docs/deploy.md")
+PAGES = (
+    "README.md",
+    "docs/operations.md",
+    "docs/policies.md",
+    "docs/deploy.md",
+    "docs/published.md",
+    "docs/security.md",
+)
 PROGRAMS = {
     *("curl", "docker", "grep", "install", "kill", "kubectl", "make", "pip", "python", "python3"),
     *("rm", "sglang-dp-sidecar", "ssh", "systemctl", "systemd-analyze", "uv"),

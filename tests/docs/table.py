@@ -103,6 +103,7 @@ tested in tests/bench and tests/integration."""
 BENCHES = (
     "python -m bench.replace",
     "python -m bench.journal",
+    "python -m bench.published",
     "python -m bench.sim --workload W --arm kv_affinity --arm ... --seeds 5 --first-seed 5",
     "python -m bench.ablation --seeds 3",
 )
@@ -171,6 +172,8 @@ ELSEWHERE = {
     "uv pip compile --universal --python-version 3.10 --generate-hashes --extra daemon"
     " --no-annotate pyproject.toml -o deploy/container/requirements.txt": "tests/deploy/"
     "test_container.py::test_requirements_are_those_of_the_daemon",
+    # Needs pypi.org.
+    "make audit": "tests/deploy/test_container.py::test_what_is_audited_is_what_is_installed",
     # Need a cluster: kubectl renders what they would apply, and that is checked.
     "kubectl apply -k deploy/kubernetes/overlays/single-node": _KUBERNETES,
     "kubectl apply -k deploy/kubernetes/overlays/multi-node": _KUBERNETES,

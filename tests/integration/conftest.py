@@ -1,9 +1,11 @@
 """A real SGLang server with simulated ranks, hooked to a real sidecar process.
 
-The installed release launches its schedulers from the main process (DP attention) and loads plugins
-in the controller; the old one, put before it with PYTHONPATH, does neither (plain DP).
+The installed release has DP attention and loads plugins in the controller; the old one, put before
+it with PYTHONPATH, has plain DP and loads none there. LIVE_SHAPE=plain or attention changes that.
 """
 
+import contextlib
+import os
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -21,8 +23,11 @@ from bench.demo import Sidecar
 from bench.simulated.launch import SimulatedServer
 
 OLD = tuple(map(int, version("sglang").split(".")[:3])) < (0, 5, 22)
-RANKS = 2 if OLD else 4
-READY_SECONDS = 240
+PLAIN = os.environ.get("LIVE_SHAPE", "plain" if OLD else "attention") == "plain"
+PLAIN_DP = ["--plain-dp"] if PLAIN else []
+RANKS = 2 if OLD or PLAIN else 4
+READY_SECONDS = 900
+"""On a machine with two cores that much else runs on; 30 otherwise."""
 
 
 def eventually(condition: Callable[[], Any], seconds: float = 20.0) -> Any:
@@ -36,6 +41,8 @@ def eventually(condition: Callable[[], Any], seconds: float = 20.0) -> Any:
 
 class Live:
     """The server, its sidecar, and how to ask them."""
+
+    size = RANKS
 
     def __init__(self, server: SimulatedServer, sidecar: Sidecar, journal: Path) -> None:
         self.server, self.sidecar, self.journal = server, sidecar, journal
@@ -79,20 +86,20 @@ class Live:
         """Wait until every rank has received all it was sent and holds nothing."""
         # `sent` travels with queries: one more tells what explicit ranks and the like added.
         self.rank_of(self.chat("settle", "x"))
-        return bool(eventually(self._idle))
+        return bool(eventually(self._idle, 60))
 
     def _idle(self) -> bool:
         ranks = self.status().get("ranks", [])
-        return len(ranks) == RANKS and all(
+        return len(ranks) == self.size and all(
             rank["sent"] == rank["received"]
             and rank["in_flight"] == rank["running"] == rank["waiting"] == 0
             for rank in ranks
         )
 
 
-@pytest.fixture(scope="session")
-def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
-    folder = tmp_path_factory.mktemp("live")
+@contextlib.contextmanager
+def serving(folder: Path, ranks: int, *args: str, **env: str) -> Iterator[Live]:
+    """A sidecar and a server that is ready; without the hook: DP_SIDECAR_ENDPOINT=""."""
     journal = folder / "journal"
     # Its ranks follow from the keys alone, so tests can tell them beforehand.
     sidecar = Sidecar(folder, "prefix_affinity")
@@ -100,14 +107,20 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
     env = {
         "DP_SIDECAR_ENDPOINT": sidecar.endpoint,
         # A busy test machine must not look like a slow sidecar.
-        "DP_SIDECAR_DEADLINE_MS": "500",
+        "DP_SIDECAR_DEADLINE_MS": "1000",
         "SIMULATED_JOURNAL": str(journal),
-    }
-    args = ["--log-level", "info", *(["--plain-dp"] if OLD else [])]
+    } | env
+    args = ("--log-level", "info", *args)
     log = folder / "server.log"
     try:
-        with SimulatedServer(dp_size=RANKS, env=env, args=args, log_path=log) as server:
+        with SimulatedServer(dp_size=ranks, env=env, args=args, log_path=log) as server:
             server.wait_ready(READY_SECONDS)
             yield Live(server, sidecar, journal)
     finally:
         sidecar.stop()
+
+
+@pytest.fixture(scope="session")
+def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
+    with serving(tmp_path_factory.mktemp("live"), RANKS, *PLAIN_DP) as found:
+        yield found

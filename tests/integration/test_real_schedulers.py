@@ -1,4 +1,4 @@
-"""SGLang's real schedulers on the CPU: a real radix cache, dummy weights, our load reports."""
+"""`sglang serve` with its real schedulers on the CPU: a real radix cache, dummy weights."""
 
 import os
 import signal
@@ -49,7 +49,7 @@ def server(tmp_path_factory):
     }
     log = (folder / "server.log").open("wb")
     process = subprocess.Popen(
-        [sys.executable, "-m", "sglang.launch_server", *arguments.split()],
+        [Path(sys.executable).with_name("sglang"), "serve", *arguments.split()],
         env=env,
         stdout=log,
         stderr=log,

@@ -1,5 +1,6 @@
 """What the engine says of its cache: how far to trust our index, and how fast it prefills."""
 
+from sidecar.loads import is_published
 from sidecar.wire import LoadReport
 
 CALIBRATION_TOKENS = 262_144
@@ -43,13 +44,23 @@ class Engine:
     def emptied(self, report: LoadReport) -> bool:
         """Whether the cache was emptied since the last report: by a flush, or a new process."""
         last = self.report
-        return last is not None and (last.epoch, last.flushes) != (report.epoch, report.flushes)
+        if last is None or is_published(last) != is_published(report):
+            return False  # another source counts by itself
+        return (last.epoch, last.flushes) != (report.epoch, report.flushes)
+
+    def emptied_at(self, report: LoadReport, now: float) -> float:
+        """When, if it was `emptied` since the last report: what came later may be in it again.
+
+        A new process begins with an empty cache, at any time since the old one was heard last.
+        """
+        last = self.report
+        return now if last is None or last.epoch == report.epoch else self._at
 
     def heard(self, report: LoadReport, expected: int, now: float, rate: PrefillRate) -> None:
         """Take in a report. expected: cached tokens of the requests admitted since the last one."""
         last, then = self.report, self._at
         self.report, self._at = report, now
-        if last is None or last.epoch != report.epoch:
+        if last is None or last.epoch != report.epoch or is_published(report):
             return
         admitted = report.admitted_tokens - last.admitted_tokens
         found = report.cached_tokens - last.cached_tokens

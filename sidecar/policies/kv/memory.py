@@ -205,7 +205,7 @@ class Memory:
             self.clock.cut(now)
             self._age(now)
             rank.footprint.clear(self.clock.span)
-            rank.emptied_at = now
+            rank.emptied_at = rank.engine.emptied_at(report, now)
         rank.footprint.capacity = report.capacity_tokens
         rank.engine.heard(report, rank.queue.left, now, self.rate)
         rank.queue.left = 0

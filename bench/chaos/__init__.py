@@ -1,0 +1,1 @@
+"""Faults under load with real processes of ours, one after another; `python -m bench.chaos`."""
