@@ -26,7 +26,9 @@ def find_placement(server_args: Any, ranks: Sequence[int | None]) -> Placement:
 
         parallel = get_parallel()
         first = parallel.pp_rank == parallel.attn_tp_rank == parallel.attn_cp_rank == 0
-        return Placement(parallel.dp_rank or 0, parallel.num_dp_ranks, first)
+        # Attention DP has a width of its own from 0.5.22 on.
+        dp_ranks = getattr(parallel, "num_dp_ranks", None) or server_args.dp_size
+        return Placement(parallel.dp_rank or 0, dp_ranks, first)
     from sglang.srt.layers.dp_attention import compute_dp_attention_world_info
 
     _, tp_rank, _, pp_rank, attn_cp_rank, _, dp_rank = ranks

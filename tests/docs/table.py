@@ -172,7 +172,7 @@ ELSEWHERE = {
     "uv pip compile --universal --python-version 3.10 --generate-hashes --extra daemon"
     " --no-annotate pyproject.toml -o deploy/container/requirements.txt": "tests/deploy/"
     "test_container.py::test_requirements_are_those_of_the_daemon",
-    # Needs pypi.org.
+    # Needs a public database.
     "make audit": "tests/deploy/test_container.py::test_what_is_audited_is_what_is_installed",
     # Need a cluster: kubectl renders what they would apply, and that is checked.
     "kubectl apply -k deploy/kubernetes/overlays/single-node": _KUBERNETES,

@@ -74,7 +74,7 @@ def test_the_metadata_is_valid_and_complete(wheel: Path) -> None:
     assert parsed.license_expression == "Apache-2.0"
     assert parsed.license_files == ["LICENSE"]
     assert str(parsed.requires_python) == ">=3.10"
-    assert set(parsed.provides_extra or ()) == {"daemon", "bench", "test", "dev"}
+    assert set(parsed.provides_extra or ()) == {"daemon", "bench", "test", "dev", "fuzz"}
     assert parsed.description_content_type == "text/markdown"
     body = Parser().parsestr(text).get_payload()
     assert body == (ROOT / "README.md").read_text()
