@@ -240,8 +240,10 @@ def _undisturbed(wait: Callable[..., T], *args: int) -> T:
     It would wait anew, and as long, after each signal that there is a handler for: a profiler that
     sends them faster than the deadline would make it endless. They are handled right after it.
     """
-    before = pthread_sigmask(SIG_BLOCK, _SIGNALS)
+    before = pthread_sigmask(SIG_BLOCK, ())
     try:
+        # Within: a signal that came just now is handled by this very call, and may raise.
+        pthread_sigmask(SIG_BLOCK, _SIGNALS)
         return wait(*args)
     finally:
         pthread_sigmask(SIG_SETMASK, before)

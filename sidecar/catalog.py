@@ -84,7 +84,12 @@ class Catalog:
         importlib.invalidate_caches()
         broken: dict[str, tuple[str, str]] = {}
         kept = {n: f for n, f in self._found.items() if f.origin in ("built in", "configuration")}
-        for name, (spec, origin) in self._entry_points().items():
+        try:
+            entries = self._entry_points()
+        except Exception as error:  # noqa: BLE001 - one unsound package spoils those of all
+            fault = f"the metadata of some package cannot be read: {type(error).__name__}"
+            entries, broken["entry points"] = {}, ("packages", fault)
+        for name, (spec, origin) in entries.items():
             if name in REGISTRY:
                 broken[f"{name} ({origin})"] = (origin, "a policy of ours has that name")
                 continue

@@ -41,7 +41,8 @@ def lowest_free() -> int:
 
 
 class Ceiling:
-    """Says when the sockets are to be made anew."""
+    """Says when the sockets are to be made anew. ours: descriptors that no peer can take or free:
+    those of the sockets that read published loads."""
 
     growth = GROWTH_BYTES
     """Beyond what there was at the first look, or after the sockets were made anew."""
@@ -50,15 +51,17 @@ class Ceiling:
         self,
         memory: Callable[[], int] = resident_bytes,
         descriptors: Callable[[], int] = lowest_free,
+        ours: int = 0,
     ) -> None:
         self._memory = memory
+        self._ours = ours
         self._descriptors = descriptors
         self._floor: int | None = None
 
     def reached(self) -> str:
         """Which of CAUSES there is; "": none."""
         # The other half is for HTTP, files, and the peers of this very moment.
-        if self._descriptors() > resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2:
+        if self._descriptors() > (resource.getrlimit(resource.RLIMIT_NOFILE)[0] + self._ours) // 2:
             return DESCRIPTORS
         used = self._memory()
         if self._floor is None:

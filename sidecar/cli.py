@@ -3,7 +3,6 @@
 import argparse
 import os
 import resource
-import signal
 import sys
 from collections.abc import Container, Sequence
 from typing import TYPE_CHECKING, Any
@@ -154,9 +153,6 @@ def _configured(
 
         server, module = arguments["server"], arguments["server_module"]
         return run(settings, arguments["config"], flags, server, module)
-    # Until the server handles them, a reload or an upgrade must not be the end of it.
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    signal.signal(signal.SIGUSR2, signal.SIG_IGN)
     again = [sys.executable, "-m", "sidecar", "serve", "--take-over"]
     again += [f"--config={arguments['config']}"] if arguments["config"] else []
     again += [f"{flag}={value}" for flag, value in flags.items()]

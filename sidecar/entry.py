@@ -1,5 +1,6 @@
 """Entry point of `sglang-dp-sidecar`: says what to install where only the hook is installed."""
 
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -12,6 +13,10 @@ DAEMON_MODULES = frozenset({"aiohttp", "prometheus_client", "rich", "tomli", "uv
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code, 69 if the extra `daemon` is not installed."""
+    if list(sys.argv[1:] if argv is None else argv)[:1] == ["serve"]:
+        # Until the server handles them, a reload or an upgrade must not be the end of it.
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        signal.signal(signal.SIGUSR2, signal.SIG_IGN)
     try:
         # Late, like what it imports late itself: this is what may be missing.
         from sidecar import cli

@@ -1,6 +1,7 @@
 """Loads that SGLang publishes, from its sockets to where reports of the hook go."""
 
 import asyncio
+import resource
 import time
 from collections.abc import Callable
 
@@ -13,6 +14,9 @@ from sidecar.logs import logger
 from sidecar.published.reports import Published
 from sidecar.published.settings import Publisher, publishers
 from sidecar.published.subscriber import Subscriber
+
+FILES_A_RANK = 3
+"""A socket of libzmq's, its connection, and what is closed but not gone yet."""
 
 
 class Feed:
@@ -35,11 +39,24 @@ class Feed:
             found, grace, lambda: dispatcher.budget, deliver=report, refused=self._refused
         )
         self._subscriber = Subscriber(found, self._take)
+        self.descriptors = FILES_A_RANK * len(found)
+        """That it takes at most."""
         complaints.health.load_source = "published"
         complaints.health.published = self.published.outcomes
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
         """Read from now on. Where that cannot be, dispatch serves all the same."""
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        if self.descriptors > limit // 2:
+            logger.warning(
+                "no published loads: they take %d descriptors, half of the %d of this process "
+                "(ulimit -n) is for hooks; dispatch serves",
+                self.descriptors,
+                limit,
+            )
+            self.descriptors = 0
+        if self.descriptors == 0:
+            return
         try:
             self._subscriber.start(loop)
         except EndpointError as error:

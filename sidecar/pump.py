@@ -56,6 +56,8 @@ class Pump:
 
     async def drain(self, loop: asyncio.AbstractEventLoop, seconds: float) -> None:
         """Answer what is queued, for so long at most, and nothing after that."""
+        if self.router.closed:
+            return
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline and self._serve_burst():
             await asyncio.sleep(0)
@@ -71,7 +73,7 @@ class Pump:
 
     def _catching_up(self) -> bool:
         """Whether reports are read first: after a sleep they are old, and the newest the last."""
-        if self._awake.slept() and not self._catching_up_until:
+        if not self._catching_up_until and self._awake.slept():
             self._catching_up_until = time.monotonic() + CATCH_UP_SECONDS
             asyncio.get_running_loop().call_later(LISTEN_SECONDS, self._catch_up)
         return self._catching_up_until > 0
@@ -80,6 +82,8 @@ class Pump:
         """Answer queries again once there is no report left."""
         if self.pull.closed:
             return
+        if self._awake.slept():  # once more, meanwhile
+            self._catching_up_until = time.monotonic() + CATCH_UP_SECONDS
         if self._take_burst() and time.monotonic() < self._catching_up_until:
             asyncio.get_running_loop().call_soon(self._catch_up)
             return

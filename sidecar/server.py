@@ -8,6 +8,8 @@ import signal
 import sys
 from collections.abc import Sequence
 
+import zmq
+
 from sidecar import __version__, logs
 from sidecar.ceiling import LOOK_SECONDS, Ceiling
 from sidecar.complaints import Complaints
@@ -57,6 +59,8 @@ class Server:
         """Whether a SIGHUP came that no reload has begun for."""
         self._ended = False
         """Whether this process is to end, whoever takes over or does not."""
+        self._failure: EndpointError | None = None
+        """Why it ends without having been told to."""
         self.handover = Handover(config.serve.endpoint, self._stop.set)
         self.upgrade = Upgrade(successor)
         self.sites = Sites(config, self.service, lambda: self.ready, self.handover)
@@ -67,7 +71,7 @@ class Server:
 
     async def run(self) -> None:
         """Serve until SIGTERM, SIGINT or a hand-over. Raises EndpointError if the address cannot be
-        had."""
+        had, or no longer."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._end)
@@ -94,6 +98,8 @@ class Server:
         self.upgrade.forget()
         # Last, as nobody waits for it: a successor has the sockets, and waits for its lock.
         await self.service.close()
+        if self._failure is not None:
+            raise self._failure
         handed = self.handover.successor is not None
         logger.info("%s", f"handed over to {self.handover.name}" if handed else "stopped")
 
@@ -161,26 +167,32 @@ class Server:
 
     async def _watch(self, loop: asyncio.AbstractEventLoop, vigil: Vigil) -> None:
         """Make the sockets anew whenever peers have taken too much."""
-        ceiling, feed = Ceiling(), self.service.feed
+        feed = self.service.feed
+        ceiling = Ceiling(ours=feed.descriptors if feed is not None else 0)
         while True:
             cause = ceiling.reached()
             if cause:
                 self.complaints.flooded(cause)
-                await self.pump.drain(loop, 0)
-                self.pump.sockets.close(linger=0)
-                if feed is not None:
-                    feed.stop(loop)
-                    feed.start(loop)
-                ceiling.settle()
-                self.pump = self._make_pump()
-                vigil.sockets = self.pump.sockets
                 try:
-                    await self.pump.start(loop)
-                except EndpointError as error:
-                    logger.error("the sockets cannot be made anew: %s; this process ends", error)
+                    await self._renew(loop, vigil, ceiling)
+                except (EndpointError, zmq.ZMQError) as error:
+                    self._failure = EndpointError(f"the sockets cannot be made anew: {error}")
                     self._end()
                     return
             await asyncio.sleep(LOOK_SECONDS)
+
+    async def _renew(self, loop: asyncio.AbstractEventLoop, vigil: Vigil, ceiling: Ceiling) -> None:
+        """Make the sockets anew. Raises EndpointError or zmq.ZMQError; they are closed then."""
+        feed = self.service.feed
+        await self.pump.drain(loop, 0)
+        self.pump.sockets.close(linger=0)
+        if feed is not None:
+            feed.stop(loop)
+            feed.start(loop)
+        ceiling.settle()
+        self.pump = self._make_pump()
+        vigil.sockets = self.pump.sockets
+        await self.pump.start(loop)
 
     def _log_ready(self) -> None:
         logger.info(

@@ -37,6 +37,8 @@ class Sites:
         self.ready = ready
         self._token = read_token(config.admin.token_file) if config.admin.token_file else ""
         self._made: tuple[ControlSite, Admin] | None = None
+        self._owed = False
+        """Whether the control socket was lost and could not be made again yet."""
 
     def make(self) -> "tuple[ControlSite, Admin]":
         """Both, made once. It imports more than half of all that a sidecar needs."""
@@ -56,8 +58,9 @@ class Sites:
         """Listen where it can; what it cannot is told in the log."""
         try:
             control, admin = await aside(self.make)
-        except ImportError as error:
-            logger.error("no HTTP and no control socket: %s; dispatch serves", error)
+        except Exception as error:  # noqa: BLE001 - an import runs whatever lies there
+            why = f"{type(error).__name__}: {error}"
+            logger.error("no HTTP and no control socket: %s; dispatch serves", why)
             return
         await self._look_for_policies()
         await self._start_control(control)
@@ -69,6 +72,8 @@ class Sites:
             await asyncio.wait_for(aside(self.service.steering.catalog.look), FIND_SECONDS)
         except asyncio.TimeoutError:
             logger.warning("policies of packages: not imported within %g s", FIND_SECONDS)
+        except Exception as error:  # noqa: BLE001 - it runs the code of packages
+            self.service.complaints.observer("policies of packages", error)
 
     async def mend(self) -> list[str]:
         """Listen again at the control socket if somebody removed its file. Its path, if so.
@@ -76,14 +81,17 @@ class Sites:
         Raises EndpointError if that cannot be.
         """
         path = control_path(self.config.serve.endpoint, self.config.serve.control)
-        if self._made is None or not self._made[0].lost:
+        if self._made is None or not (self._owed or self._made[0].lost):
             return []
+        self._owed = True
         await self._made[0].stop()
         await self._made[0].start(path)
+        self._owed = False
         return [path]
 
     async def stop(self) -> None:
         """Close the listeners; safe to call twice."""
+        self._owed = False
         if self._made is not None:
             await asyncio.gather(*(site.stop() for site in self._made))
 

@@ -28,8 +28,8 @@ from sidecar.wire import report_endpoint
 # Seconds beyond the drain that a hand-over may take. On an idle machine it takes 5 ms.
 PATIENCE = 10.0
 # Seconds until a sidecar that holds the endpoint must listen on its control socket: it starts that
-# after the others, and stops it before them.
-_GRACE = 3.0
+# after the others, once it has looked for policies (sites.FIND_SECONDS), and stops it before them.
+_GRACE = 8.0
 # Short against the 20 ms after which a hook connects again.
 _PAUSE = 0.002
 _CREDENTIALS = struct.Struct("3i")  # struct ucred, unix(7): pid, uid, gid

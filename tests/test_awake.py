@@ -5,12 +5,16 @@ import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import zmq
 
 from sidecar import wire
 from sidecar.awake import SLEPT_SECONDS, TICK_SECONDS, Awake
+from sidecar.pump import Pump
+from sidecar.sockets import Sockets
 from tests.processes import Asker, Clock, short_directory, sidecar_process, wait_for
 from tests.support import keyless, report
 
@@ -87,3 +91,37 @@ def test_the_newest_report_counts_after_a_stop(directory: Path) -> None:
         sidecar.signal(signal.SIGCONT)
         assert decided() == [1]
         assert sidecar.metric("load_reports_total") == 2 * OLD_REPORTS
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_second_stop_while_it_catches_up(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, again: bool
+) -> None:
+    """Its time for reports alone has passed unused, if it was stopped meanwhile."""
+    done: list[str] = []
+    bursts, sleeps = iter([True, True]), iter([again])
+
+    def take(pump: Pump) -> bool:
+        done.append("reports")
+        return next(bursts, False)
+
+    def serve(pump: Pump) -> bool:
+        done.append("queries")
+        return False
+
+    monkeypatch.setattr(Pump, "_take_burst", take)
+    monkeypatch.setattr(Pump, "_serve_burst", serve)
+
+    async def catch_up() -> None:
+        sockets = Sockets(f"ipc://{directory}/q", allow_tcp=False)
+        nobody: Any = SimpleNamespace(handshake=None)
+        pump = Pump(sockets, nobody, nobody)
+        monkeypatch.setattr(pump._awake, "slept", lambda: next(sleeps, False))
+        pump._catching_up_until = time.monotonic() - 1
+        pump._catch_up()
+        while "queries" not in done:
+            await asyncio.sleep(0)
+        sockets.close()
+
+    asyncio.run(catch_up())
+    assert done.index("queries") == (4 if again else 2)

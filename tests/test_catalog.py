@@ -265,3 +265,14 @@ def test_parameters_of_ours_are_described() -> None:
     assert fallback.bounds == "one of round_robin, total_requests, total_tokens"
     assert GROUP == "sglang_dp_sidecar.policies"
     msgspec.json.encode(Catalog(dict).listing())
+
+
+@pytest.mark.parametrize("text", [b"\xff\xfe", b"[sglang_dp_sidecar.policies]\nno value\n"])
+def test_metadata_that_cannot_be_read_spoil_no_policy_of_ours(folder: Path, text: bytes) -> None:
+    distribution(folder, "unsound", {})
+    (folder / "unsound-1.0.dist-info" / "entry_points.txt").write_bytes(text)
+    catalog = Catalog()
+    catalog.refresh()
+    assert catalog.names() == [*REGISTRY]
+    (broken,) = [one for one in catalog.listing() if one.error]
+    assert "metadata of some package" in broken.error

@@ -1,5 +1,6 @@
 """The command line: settings in force, usage errors, help."""
 
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -7,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sidecar import __version__, config
+from sidecar import __version__, cli, config, entry
 from sidecar.cli import main
 from tests.processes import ROOT, clean_env
 
@@ -194,3 +195,24 @@ def test_both_ways_to_start(command: list[str], tmp_path: Path) -> None:
     )
     assert failed.returncode == 2
     assert "admin.port" in failed.stderr
+
+
+def test_signals_before_it_serves_do_not_end_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Importing takes longer than it takes systemd to send one."""
+    numbers = (signal.SIGHUP, signal.SIGUSR2)
+    before = [signal.getsignal(number) for number in numbers]
+    seen = []
+
+    def imported(argv: list[str]) -> int:
+        seen.extend(signal.getsignal(number) for number in numbers)
+        return 0
+
+    monkeypatch.setattr(cli, "main", imported)
+    try:
+        assert entry.main(["check"]) == 0
+        assert seen == before, "of other verbs they are the end"
+        assert entry.main(["serve"]) == 0
+        assert seen[2:] == [signal.SIG_IGN, signal.SIG_IGN]
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)

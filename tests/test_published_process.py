@@ -1,6 +1,7 @@
 """A sidecar process that reads what SGLang publishes: decisions, what it says of them, replay."""
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -110,3 +111,18 @@ def test_without_publishers_nothing_is_subscribed_to(folder: Path) -> None:
         assert json.loads(sidecar.http("/status")[1])["load_source"] == "hook"
         assert not sidecar.lines("published at")
         assert sidecar.metric("published_loads_total") is None
+
+
+def test_ranks_that_would_take_all_descriptors_are_not_read(folder: Path) -> None:
+    """They are no peers' flood, and to make the sockets anew would free none of them."""
+    limit = "import resource\nresource.setrlimit(resource.RLIMIT_NOFILE, (100, 100))\n"
+    (folder / "sitecustomize.py").write_text(limit)
+    env = clean_env(PYTHONPATH=f"{folder}:{os.environ.get('PYTHONPATH', '')}")
+    places = ",".join(f"ipc://{folder}/{rank}" for rank in range(60))
+    flag = "--published-endpoints=" + json.dumps({INSTANCE: places})
+    with sidecar_process(f"ipc://{folder}/q", flag, env=env) as sidecar:
+        assert sidecar.lines("WARNING", "no published loads", "180 descriptors")
+        with Asker(sidecar.endpoint) as asker:
+            assert len(asker.query([keyless()], ranks=list(range(60))).ranks) == 1
+        assert sidecar.metric("socket_resets_total") == 0
+        assert sidecar.stop() == 0

@@ -193,6 +193,27 @@ def test_what_reaches_the_ceiling() -> None:
     assert made.reached() == ceiling.MEMORY
     open_files[0] = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2 + 1
     assert made.reached() == ceiling.DESCRIPTORS
+    assert Ceiling(lambda: 0, lambda: open_files[0], ours=2).reached() == ""
+
+
+def test_sockets_that_cannot_be_made_anew_end_the_process(directory: Path) -> None:
+    """Who keeps it running starts another, which tells what is in its way."""
+    flood = directory / "flood"
+    patch = f"""
+import os
+from sidecar.ceiling import Ceiling
+Ceiling.reached = lambda self: "memory" if os.path.exists({str(flood)!r}) else ""
+"""
+    (directory / "sitecustomize.py").write_text(patch)
+    env = clean_env(PYTHONPATH=f"{directory}:{os.environ.get('PYTHONPATH', '')}")
+    with sidecar_process(f"ipc://{directory}/q", env=env) as sidecar:
+        lock = directory / "q.lock"
+        lock.unlink()
+        lock.mkdir()
+        flood.touch()
+        assert sidecar.wait() == 69
+        assert sidecar.lines("ERROR", "the sockets cannot be made anew", "Is a directory")
+        assert "Traceback" not in sidecar.log()
 
 
 def test_what_a_process_takes() -> None:

@@ -368,7 +368,7 @@ def test_case_35_sigterm_right_after_the_lock(endpoint: str, directory: Path) ->
 HANGING = """
 import asyncio, sys
 from sidecar import admin, cli
-async def start(self, host, port):
+async def start(self, *arguments):
     await asyncio.Event().wait()
 admin.Admin.start = start
 sys.exit(cli.main(sys.argv[1:]))

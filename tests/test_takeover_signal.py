@@ -10,6 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.outside import distribution, sound
 from tests.processes import (
     Asker,
     Sidecar,
@@ -119,3 +120,17 @@ def test_an_abstract_address_and_a_supervisor_that_is_gone(endpoint: str) -> Non
             listener.close()
             assert sidecar.stop() == 0
             assert not sidecar.lines("Traceback")
+
+
+def test_a_successor_waits_for_one_that_still_looks_for_policies(directory: Path) -> None:
+    (directory / "dps_slow.py").write_text("import time\ntime.sleep(4)\n" + sound())
+    distribution(directory, "dps-slow", {"mine": "dps_slow:Mine"})
+    env = clean_env(PYTHONPATH=str(directory))
+    flags = (f"ipc://{directory}/q", "--admin-port=0")
+    with sidecar_process(*flags, ready=False, env=env) as old:
+        wait_for(lambda: old.lines("ready:"))
+        assert not old.lines("control on")
+        with sidecar_process(*flags, "--take-over", ready=False, env=env) as new:
+            wait_for(lambda: new.lines("ready:") or new.process.poll() is not None)
+            assert new.lines("took over from pid", str(old.pid)), new.log()
+            assert old.wait() == 0

@@ -116,3 +116,15 @@ def test_a_full_disk_does_not_keep_the_lock(
     with pytest.raises(EndpointError, match="held by another"):
         Lock(f"{directory}/q").acquire()
     lock.release()
+
+
+def test_the_control_socket_comes_back_once_its_place_is_free(
+    sidecar: Sidecar, directory: Path
+) -> None:
+    control = Path(f"{directory}/q.control")
+    control.unlink()
+    control.write_text("not a socket")
+    wait_for(lambda: sidecar.lines("WARNING", "is not a socket"))
+    control.unlink()
+    wait_for(control.exists)
+    wait_for(lambda: sidecar.metric("sockets_remade_total") == 1)
