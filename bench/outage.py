@@ -63,7 +63,7 @@ def run() -> dict[str, Any]:
         endpoint = f"ipc://{Path(folder, 'q')}"
         with sidecar(endpoint, 0) as pid:
             chooser, client = make_chooser(endpoint)
-            while not chooser.want.prefix_tokens:  # until it is up
+            while client.standing():  # until it answers
                 client.greet()
             result["answering"] = latencies(chooser)
             os.kill(pid, signal.SIGSTOP)
