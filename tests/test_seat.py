@@ -46,6 +46,8 @@ def failing(policy: Any) -> tuple[Any, list[PolicyError]]:
 
 def test_ctrl_c_ends_a_replay_and_no_server(monkeypatch: pytest.MonkeyPatch) -> None:
     dispatcher, errors = failing(Outside(KeyboardInterrupt()))
+    # Not whatever started us left: a shell's background job ignores it.
+    monkeypatch.setattr(signal, "getsignal", lambda number: signal.default_int_handler)
     with pytest.raises(KeyboardInterrupt):
         dispatcher.handle(query([keyed("a")]), 0.0)
     # Who serves has a handler of its own, so what is raised there is the policy's.
